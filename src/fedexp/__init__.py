@@ -1,0 +1,3 @@
+"""fedexp: federated-learning experiments that measure forgetting."""
+
+__version__ = "0.1.0"

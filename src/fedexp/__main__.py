@@ -1,0 +1,8 @@
+"""`python -m fedexp` is the `fedexp` command."""
+
+import sys
+
+from fedexp.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""FedProx: a proximal term keeps local models near the global one.
+
+T. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. Eq. (2):
+    min_w  F_k(w) + mu/2 * ||w - w_global||^2
+Deviation: the paper lets clients stop early at inexactness gamma; here every client runs E epochs,
+as FedNTD (Table 5) and FedKA do in their comparisons.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedexp import tree
+from fedexp.algorithms.base import Context, FedAvg, Network
+from fedexp.errors import require
+from fedexp.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    mu: float  # weight of the proximal term, >= 0; 0 is FedAvg
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mu < math.inf, "algorithm.mu", self.mu, "finite and at least 0")
+
+    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
+        return 0.5 * self.mu * tree.squared_distance(params, ctx.server["params"])

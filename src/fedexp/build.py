@@ -1,0 +1,136 @@
+"""Config node -> checked object; the only place that instantiates what a configuration names.
+
+The dataclass behind a node's `_target_` is its schema: unknown keys, wrong types and values out of range are
+collected over the whole configuration and raised as one ConfigError.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedexp.errors import ConfigError, nearest
+from fedexp.settings import LocalTraining, Seeds, Settings
+
+T = TypeVar("T")
+
+GROUPS = ("dataset", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
+KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """The checked parts of a configuration; nothing has been loaded or started yet."""
+
+    settings: Settings
+    seeds: Seeds
+    local: LocalTraining
+    groups: Mapping[str, Any]  # group -> object
+
+
+def build(config: DictConfig) -> Built:
+    """Checks the whole configuration; raises one ConfigError that lists everything that is wrong with it."""
+    values = resolve(config)
+    errors: list[str] = []
+    parts = {"seeds": (Seeds, "seeds."), "local": (LocalTraining, "local.")}
+    made: dict[str, Any] = {}
+    for name, (schema, prefix) in parts.items():
+        made[name] = _attempt(errors, lambda s=schema, n=name, p=prefix: make(s, values.get(n, {}), p))
+    own = {k: v for k, v in values.items() if k in {f.name for f in dataclasses.fields(Settings)}}
+    made["settings"] = _attempt(errors, lambda: make(Settings, own, ""))
+    groups = {}
+    for group in GROUPS:
+        groups[group] = _attempt(errors, lambda g=group: make_target(values.get(g), g))
+    if errors:
+        raise ConfigError("\n".join(dict.fromkeys(errors)))
+    return Built(groups=groups, **made)
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The configuration as plain containers with all interpolations resolved."""
+    try:
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
+    assert isinstance(values, dict)
+    return {str(k): v for k, v in values.items()}
+
+
+def _attempt(errors: list[str], action: Any) -> Any:
+    try:
+        return action()
+    except ConfigError as error:
+        errors.append(str(error))
+        return None
+
+
+def make_target(node: Any, key: str) -> Any:
+    """Builds the dataclass that `node._target_` names, its nested nodes first."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise ConfigError(f"{key}: must be one of the group's options (a node with _target_), got {node!r}")
+    schema = find_class(node["_target_"], f"{key}._target_")
+    return make(schema, {k: v for k, v in node.items() if k != "_target_"}, f"{key}.")
+
+
+def find_class(name: str, key: str) -> type:
+    """The dataclass at a dotted path."""
+    module_name, _, class_name = str(name).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{key}={name}: cannot be imported ({error})") from error
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise ConfigError(f"{key}={name}: must be a dataclass")
+    return found
+
+
+def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
+    """An instance of a dataclass from plain values, each checked against its annotation."""
+    fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
+    errors, converted = [], {}
+    for name in values.keys() - fields.keys():
+        errors.append(f"{prefix}{name}: no such key{nearest(name, fields)}; known: {', '.join(fields) or 'none'}")
+    for name, field in fields.items():
+        if name in values:
+            outcome = _attempt(errors, lambda n=name, f=field: convert(f.type, values[n], f"{prefix}{n}"))
+            converted[name] = outcome
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            errors.append(f"{prefix}{name}: is missing")
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return schema(**converted)
+
+
+def convert(annotation: Any, value: Any, key: str) -> Any:
+    """A value as the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no integer)."""
+    if isinstance(value, dict) and "_target_" in value:
+        return make_target(value, key)
+    if annotation is Any or dataclasses.is_dataclass(annotation):
+        return value
+    if annotation is str and isinstance(value, bool | int | float):
+        return str(value)
+    holder = dataclasses.make_dataclass("Holder", [("value", annotation)])
+    try:
+        node = OmegaConf.structured(holder)
+        node.value = value
+        result = OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}={value}: must be {describe(annotation)}") from error
+    return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
+
+
+def describe(annotation: Any) -> str:
+    """A type in words."""
+    if annotation in KINDS:
+        return KINDS[annotation]
+    parts = [part for part in getattr(annotation, "__args__", ()) if part is not Ellipsis]
+    optional = type(None) in parts
+    names = [describe(part) for part in parts if part is not type(None)]
+    origin = getattr(annotation, "__origin__", None)
+    if origin in (list, tuple):
+        return f"a list of values that are each {names[0]}"
+    text = " or ".join(names) or str(annotation)
+    return f"{text}, or null" if optional else text

@@ -1,0 +1,186 @@
+"""The `fedexp` command: finds conf/, lets Hydra compose, runs the job, reports failure.
+
+Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 interrupted.
+torch is imported by `fedexp.job`, which is imported late, so that help and `--cfg job` answer at once.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedexp.errors import ConfigError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def main() -> int:
+    """The console script. Everything global (signals, logging, environment) is set here and nowhere else."""
+    arguments = sys.argv[1:]
+    if "--help" in arguments or "-h" in arguments:
+        from fedexp.help import help_text
+
+        print(help_text(conf_directory(), config_directories(arguments)))
+        return 0
+    try:
+        return run_hydra(arguments)
+    except ConfigError as error:
+        return say(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def conf_directory() -> Path:
+    """conf/ inside the installed package, else the checkout's."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here / "conf", here.parents[1] / "conf"):
+        if (candidate / "config.yaml").exists():
+            return candidate
+    raise ConfigError(f"conf/config.yaml: not found beside {here} or in its checkout; install fedexp again")
+
+
+def config_directories(arguments: list[str]) -> list[Path]:
+    """The user's own groups (`--config-dir`)."""
+    found = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag in ("--config-dir", "-cd")]
+    found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
+    return [Path(directory) for directory in found]
+
+
+def run_hydra(arguments: list[str]) -> int:
+    """Hands over to Hydra and turns what comes back into an exit code."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fedexp.explain import explain
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.argv = [sys.argv[0], *expand_resume(arguments)]
+    outcomes: list[int] = []
+
+    def task(config: Any) -> None:
+        outcomes.append(run_job(config))
+
+    try:
+        hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        return say(explain(error, conf_directory(), config_directories(arguments)))
+    except OSError as error:
+        return say(f"{error.filename}: {error.strerror}")
+    return max(outcomes, default=0)
+
+
+def interrupt(number: int, frame: Any) -> None:
+    """SIGTERM (Slurm's preemption, `kill`) saves and stops like Ctrl+C."""
+    raise KeyboardInterrupt
+
+
+def run_job(config: Any) -> int:
+    """One job of a run or sweep; the exit code that it stands for."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    log_to_console()
+    from fedexp.job import Job, execute
+
+    hydra_config = HydraConfig.get()
+    directory, in_sweep = Path(hydra_config.runtime.output_dir), hydra_config.mode == RunMode.MULTIRUN
+    job = Job(
+        config=config,
+        directory=directory,
+        overrides=list(hydra_config.overrides.task),
+        choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
+        sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
+    )
+    try:
+        execute(job)
+        return 0
+    except ConfigError as error:
+        if in_sweep:
+            record_failure(directory, str(error))
+        else:
+            remove_if_empty(directory)
+        return say(str(error))
+    except KeyboardInterrupt:
+        print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
+        raise
+    except Exception as error:
+        print(f"\nfedexp: the run failed: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"The traceback is in {shorten(directory / 'error.txt')}", file=sys.stderr)
+        return FAILED
+
+
+def log_to_console() -> None:
+    """Console logging; looks up sys.stderr at every line, since the live display redirects it."""
+    import logging
+
+    logger = logging.getLogger("fedexp")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    if not logger.handlers:
+        handler = logging._StderrHandler(logging.INFO)  # type: ignore[attr-defined]
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+
+
+def expand_resume(arguments: list[str]) -> list[str]:
+    """`resume=DIR` means: the overrides that DIR was started with, in DIR."""
+    given = [a.split("=", 1)[1] for a in arguments if a.startswith("resume=")]
+    if not given or given[-1] in ("null", ""):
+        return arguments
+    if "--multirun" in arguments or "-m" in arguments:
+        raise ConfigError("resume: goes with a single run, not with --multirun")
+    import yaml
+
+    directory = Path(given[-1].strip("'\"")).expanduser().resolve()
+    stored = directory / ".hydra" / "overrides.yaml"
+    try:
+        before = yaml.safe_load(stored.read_text(encoding="utf-8")) or []
+    except FileNotFoundError:
+        raise ConfigError(f"resume={given[-1]}: not a run directory (no .hydra/overrides.yaml there)") from None
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{stored}: cannot be read ({error})") from error
+    now = [a for a in arguments if not a.startswith("resume=")]
+    flags = [a for a in now if a.startswith("-")]
+    later = [a for a in now if not a.startswith("-")]
+    # A later override of the same key replaces the stored one, so that check_resume can compare the two.
+    kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
+    path = str(directory).replace("\\", "\\\\").replace("'", "\\'")
+    return [*flags, *kept, *later, f"resume='{path}'", f"hydra.run.dir='{path}'"]
+
+
+def key_of(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~")
+
+
+def say(message: str) -> int:
+    """One message for bad input."""
+    print(f"fedexp: {message}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def shorten(path: Path) -> Path:
+    """Relative to the working directory where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def remove_if_empty(directory: Path) -> None:
+    """Takes back the directories that Hydra made for a run that never began."""
+    for candidate in (directory, *directory.parents[:2]):
+        try:
+            candidate.rmdir()
+        except OSError:
+            return
+
+
+def record_failure(directory: Path, message: str) -> None:
+    """In a sweep even a job with bad input says in its own directory what was wrong."""
+    from fedexp import files
+
+    files.write_atomically(directory / "error.txt", f"{message}\n".encode())
+    files.write_json(directory / files.SUMMARY, {"status": "failed", "error": message})

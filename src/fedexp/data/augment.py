@@ -1,0 +1,174 @@
+"""Augmentation and normalisation of image batches as one gather from the data set that lies on the device.
+
+The random numbers of a round are drawn beforehand (`Augmentation.draw`), so that `load_batch` is a pure function that
+runs unchanged under torch.func.vmap. Semantics are those of torchvision's RandomCrop(padding), RandomHorizontalFlip,
+RandomRotation(nearest, fill 0), ToTensor, Normalize, then Cutout (DeVries and Taylor, arXiv 1708.04552), in this order.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fedexp.errors import require, require_choice
+
+DY, DX, FLIP, CY, CX, ANGLE = range(6)  # the columns of `draws`
+DRAWS = 6
+UNITS_PER_DEGREE = 1000  # angles are drawn as integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What is done at random to each training example. Every part has a value that switches it off."""
+
+    crop_padding: int  # pixels added on each side before a random crop to the original size; 0 = off
+    padding_mode: str  # zero (before normalisation) or reflect
+    flip: bool  # mirror left-right with probability 1/2
+    cutout: int  # side of the square set to 0 after normalisation, clipped at the border; 0 = off
+    rotation: float  # largest angle in degrees, uniform in both directions; 0 = off
+
+    def __post_init__(self) -> None:
+        require(self.crop_padding >= 0, "dataset.augmentation.crop_padding", self.crop_padding, "at least 0")
+        require_choice("dataset.augmentation.padding_mode", self.padding_mode, ["zero", "reflect"])
+        require(self.cutout >= 0, "dataset.augmentation.cutout", self.cutout, "at least 0")
+        require(0 <= self.rotation <= 180, "dataset.augmentation.rotation", self.rotation, "from 0 to 180 degrees")
+
+    @property
+    def active(self) -> bool:
+        return bool(self.crop_padding or self.flip or self.cutout or self.rotation)
+
+    def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
+        """The random numbers of `n` examples: int64 [n, DRAWS], one row per example, 0 where a part is off.
+
+        Columns: crop offsets dy, dx in 0..2 * crop_padding; flip 0 or 1; cutout centre cy, cx anywhere in the image;
+        angle in 1/1000 degree in -rotation..rotation. The first rows do not depend on `n`.
+        """
+        fits = self.padding_mode == "zero" or self.crop_padding < min(height, width)
+        require(fits, "dataset.augmentation.crop_padding", self.crop_padding, f"below {min(height, width)} to reflect")
+        offset, angle = 2 * self.crop_padding, round(self.rotation * UNITS_PER_DEGREE)
+        centre = (height - 1, width - 1) if self.cutout else (0, 0)
+        high = np.array([offset, offset, int(self.flip), *centre, angle])
+        low = np.array([0, 0, 0, 0, 0, -angle])
+        return rng.integers(low, high, size=(n, DRAWS), dtype=np.int64, endpoint=True)
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """(pixel / max_value - mean) / std, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    max_value: int = 255
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):  # any sequence becomes a tuple: hashable
+            object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
+
+
+@lru_cache(maxsize=64)
+def _scale_and_shift(
+    normalise: Normalise, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Constants [width * C] of `pixel * scale + shift`, repeated along a row of pixels (long inner loops are fast)."""
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalise.mean, normalise.std))
+    constants = torch.stack([1 / (normalise.max_value * std), -mean / std])
+    scale, shift = constants.repeat(1, width).to(device, dtype)
+    return scale, shift
+
+
+def load_batch(
+    images: torch.Tensor,
+    idx: torch.Tensor,
+    draws: torch.Tensor | None,
+    augmentation: Augmentation | None,
+    normalise: Normalise,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The examples `idx` of `images`, augmented and normalised.
+
+    images uint8 [N, H, W, C]; idx int64 [..., B]; draws int64 [..., B, DRAWS] from `Augmentation.draw`, or None (with
+    augmentation None) to normalise only. Returns `dtype` [..., B, C, H, W] whose memory is channels-last. Arithmetic
+    is in float64 for float64, else float32. Pure; may be vmapped over idx and draws.
+    """
+    _, height, width, channels = images.shape
+    work = dtype if dtype == torch.float64 else torch.float32
+    scale, shift = _scale_and_shift(normalise, width, work, images.device)
+    if draws is None or augmentation is None or not augmentation.active:
+        pixels = images.flatten(1).index_select(0, idx.flatten()).view(*idx.shape, height, width * channels)
+        x = pixels.to(work).mul_(scale).add_(shift)
+    else:
+        rows, cols, inside = _sources(draws, augmentation, height, width)
+        flat = (idx[..., None, None] * height + rows) * width + cols  # [..., B, H, W]
+        pixels = images.flatten(0, 2).index_select(0, flat.flatten())
+        x = pixels.view(*idx.shape, height, width * channels).to(work).mul_(scale)
+        for mask in inside:
+            x = x.mul_(_per_channel(mask, channels).to(work))  # a padded pixel is 0 before normalisation
+        x = x.add_(shift)
+        if augmentation.cutout:
+            rows, cols = _hole(draws, augmentation.cutout, height, width)
+            x = x.mul_(1 - rows.to(work) * _per_channel(cols, channels).to(work))
+    return x.unflatten(-1, (width, channels)).movedim(-1, -3).to(dtype)
+
+
+def _sources(
+    draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Which stored pixel each output pixel shows: rows, cols, and masks of the pixels that exist at all.
+
+    Output is rotate(flip(crop(pad(image)))), so a position is traced back through rotation, flip and crop. Shapes
+    broadcast to [..., B, H, W].
+    """
+    dy, dx, flip = (draws[..., k, None, None] for k in (DY, DX, FLIP))
+    rows = torch.arange(height, device=draws.device)[:, None]
+    cols = torch.arange(width, device=draws.device)[None, :]
+    inside = []
+    if augmentation.rotation:
+        rows, cols = _rotate(rows, cols, draws[..., ANGLE, None, None], height, width)
+        inside += [_within(rows, height) & _within(cols, width)]
+        rows, cols = rows.clamp(0, height - 1), cols.clamp(0, width - 1)
+    if augmentation.flip:
+        cols = cols + flip * (width - 1 - 2 * cols)
+    if augmentation.crop_padding:
+        rows, cols = rows + dy - augmentation.crop_padding, cols + dx - augmentation.crop_padding
+        if augmentation.padding_mode == "reflect":
+            rows, cols = _reflect(rows, height), _reflect(cols, width)
+        else:
+            inside += [_within(rows, height), _within(cols, width)]
+            rows, cols = rows.clamp(0, height - 1), cols.clamp(0, width - 1)
+    return rows, cols, inside
+
+
+def _rotate(
+    rows: torch.Tensor, cols: torch.Tensor, angle: torch.Tensor, height: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source positions of a counter-clockwise rotation about the image centre, nearest neighbour; may lie outside."""
+    radians = angle.to(torch.float32) * (torch.pi / 180 / UNITS_PER_DEGREE)
+    sin, cos = radians.sin(), radians.cos()
+    y, x = rows - (height - 1) / 2, cols - (width - 1) / 2
+    source_y, source_x = sin * x + cos * y + (height - 1) / 2, cos * x - sin * y + (width - 1) / 2
+    return source_y.round().long(), source_x.round().long()
+
+
+def _within(position: torch.Tensor, size: int) -> torch.Tensor:
+    return (position >= 0) & (position < size)
+
+
+def _reflect(position: torch.Tensor, size: int) -> torch.Tensor:
+    """Mirror at the border pixels without repeating them: -1 -> 1, size -> size - 2."""
+    return (size - 1) - ((size - 1) - position.abs()).abs()
+
+
+def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
+    """[..., W] -> [..., W * channels], or unchanged where the last dimension broadcasts."""
+    if mask.shape[-1] == 1:
+        return mask
+    return mask[..., None].expand(*mask.shape, channels).flatten(-2)
+
+
+def _hole(draws: torch.Tensor, side: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square, rows cy - side // 2 onwards."""
+    first_row, first_col = (draws[..., k, None, None] - side // 2 for k in (CY, CX))
+    rows = _within(torch.arange(height, device=draws.device)[:, None] - first_row, side)
+    cols = _within(torch.arange(width, device=draws.device)[None, :] - first_col, side)
+    return rows, cols

@@ -1,0 +1,86 @@
+"""Decoded arrays kept on disk, so that a data set is decoded once."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+log = logging.getLogger("fedexp")
+Arrays = dict[str, np.ndarray]  # x_train, y_train, x_test, y_test, classes and, where there are natural clients, owners
+FORMAT = 1  # raise when the meaning of the cached arrays changes
+
+
+class SourceFile(NamedTuple):
+    """A file and what shows that its content changed (reading 60,000 files for a checksum would take too long)."""
+
+    path: str
+    size: int  # bytes
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "SourceFile":
+        stat = path.stat()
+        return cls(str(path), stat.st_size, stat.st_mtime_ns)
+
+    def stamp(self, data_dir: str) -> str:
+        """One line for `cached`; below `data_dir` relative, so that a directory that is moved keeps its cache."""
+        return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
+
+
+def cached(
+    data_dir: str, name: str, content: Iterable[str], options: Mapping[str, Any], build: Callable[[], Arrays]
+) -> Arrays:
+    """What `build` makes of a data set's files under `options`, from `<data_dir>/.fedexp_cache` where it is there.
+
+    `content`: lines that stand for the files (`SourceFile.stamp`), in order; a change in any of them, or in an option,
+    leads to a new entry. An unreadable entry is built again; a directory that cannot be written only costs the next
+    run its time.
+    """
+    path = _entry(data_dir, name, content, options)
+    if (arrays := _read(path)) is None:
+        arrays = build()
+        _write(path, arrays)
+    return arrays
+
+
+def _entry(data_dir: str, name: str, content: Iterable[str], options: Mapping[str, Any]) -> Path:
+    chosen = hashlib.sha256(json.dumps([FORMAT, dict(options)], sort_keys=True).encode()).hexdigest()[:8]
+    files = hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return Path(data_dir, ".fedexp_cache", f"{name}-{chosen}-{files}.npz")
+
+
+def _read(path: Path) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as entry:  # uncompressed; zip checks a CRC of every array
+            return dict(entry)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # numpy and zipfile raise many types for a damaged file
+        log.warning("decoding again: the cache %s cannot be read (%s)", path, error)
+        return None
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    """Write atomically, then remove entries of the same options whose files have changed since."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # not of module tempfile: those only their owner may read
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        for old in path.parent.glob(path.stem.rpartition("-")[0] + "-*.npz"):
+            if old != path:
+                old.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("the decoded images are not cached: %s", error)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

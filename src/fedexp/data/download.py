@@ -1,0 +1,97 @@
+"""Fetching the original files of a data set, checked by md5, with a message that says how to do it by hand."""
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedexp.errors import ConfigError, require
+
+log = logging.getLogger("fedexp")
+TIMEOUT = 60  # seconds without an answer
+
+
+@dataclass(frozen=True)
+class Download:
+    """Original files of a data set on public hosts; each is fetched and unpacked in `folder`."""
+
+    hosts: tuple[str, ...]  # folders on the web, tried in order
+    files: tuple[tuple[str, str], ...]  # (file name, md5)
+    folder: Path
+    note: str = ""
+
+    def fetch(self, name: str, mirror: str | None) -> None:
+        """Put the unpacked files into `folder`. `mirror` replaces the hosts: a web folder, or a single file's address.
+
+        A file that is there with the right md5 is not fetched again. Raises ConfigError when that is impossible.
+        """
+        if mirror is not None:
+            require(mirror.startswith(("http://", "https://")), "dataset.url", mirror, "an http:// or https:// address")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for filename, md5 in self.files:
+                self._fetch_file(name, filename, md5, mirror)
+                _unpack(self.folder / filename, self.folder)
+        except Exception as error:  # network, disk, md5 and archive errors have no common type
+            raise ConfigError(self._by_hand(name, mirror, error)) from error
+
+    def _fetch_file(self, name: str, filename: str, md5: str, mirror: str | None) -> None:
+        from torchvision.datasets.utils import check_integrity, download_url
+
+        if check_integrity(self.folder / filename, md5):
+            return
+        addresses = [self._address(mirror, filename)] if mirror else [f"{host}{filename}" for host in self.hosts]
+        for attempt, address in enumerate(addresses, start=1):
+            log.info("%s: fetching %s into %s%s", name, address, self.folder, self.note and f" ({self.note})")
+            try:
+                with _timeout(TIMEOUT):
+                    download_url(address, self.folder, filename, md5)
+                return
+            except Exception as error:
+                if attempt == len(addresses):
+                    raise
+                log.info("%s: %s; trying the next host", name, error)
+
+    def _address(self, mirror: str, filename: str) -> str:
+        if len(self.files) == 1 and not mirror.endswith("/"):
+            return mirror
+        return f"{mirror.rstrip('/')}/{filename}"
+
+    def _by_hand(self, name: str, mirror: str | None, error: Exception) -> str:
+        files = "\n".join(f"  {filename}  (md5 {md5})" for filename, md5 in self.files)
+        kind = "the address of this file" if len(self.files) == 1 else "the web folder of these files"
+        return (
+            f"dataset={name}: its files are missing or incomplete and could not be fetched from "
+            f"{mirror or ' or '.join(self.hosts)} ({error}).{self.note and f' Note: {self.note}.'}\n"
+            f"Put into {self.folder.absolute()} (they are unpacked there by the next run):\n{files}\n"
+            f"or name a mirror: dataset.url=<{kind}>"
+        )
+
+
+@contextlib.contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)  # torchvision offers no other way, and waits for ever without
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack beside the archive, then move: an interrupted run leaves no half of a data set in its place."""
+    from torchvision.datasets.utils import extract_archive
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
+        extract_archive(str(archive), temporary)
+        for item in Path(temporary).iterdir():
+            target = folder / item.name
+            if target.is_dir():
+                shutil.copytree(item, target, dirs_exist_ok=True)
+            else:
+                os.replace(item, target)

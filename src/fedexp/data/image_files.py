@@ -1,0 +1,163 @@
+"""Image files: which belong to which class, and their pixels."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedexp.data.cache import Arrays, SourceFile, cached
+from fedexp.errors import ConfigError
+from fedexp.rng import stream
+
+log = logging.getLogger("fedexp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Image files and their labels, ordered by class and path."""
+
+    files: list[SourceFile]
+    labels: np.ndarray  # int64 [N]
+
+    def take(self, index: np.ndarray) -> "Labelled":
+        return Labelled([self.files[i] for i in index], self.labels[index])
+
+    def __add__(self, other: "Labelled") -> "Labelled":
+        return Labelled(self.files + other.files, np.concatenate([self.labels, other.labels]))
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of the folders in `folder`, sorted: the position is the class index (as torchvision's ImageFolder)."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise ConfigError(f"{folder}: this folder of images cannot be read ({error.strerror})") from error
+    if not names:
+        raise ConfigError(f"{folder}: has no class folders; expected <class>/<image> in it")
+    return names
+
+
+def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
+    """The image files in `folder`, sorted by path."""
+    found = sorted(_walk(folder, recursive))
+    if not found:
+        raise ConfigError(f"{folder}: has no images ({' '.join(SUFFIXES)})")
+    return found
+
+
+def _walk(folder: Path | str, recursive: bool) -> Iterator[SourceFile]:
+    with os.scandir(folder) as entries:  # gives the kind of each entry without a further system call
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if recursive:
+                    yield from _walk(entry.path, recursive)
+            elif entry.name.lower().endswith(SUFFIXES):
+                stat = entry.stat()
+                yield SourceFile(entry.path, stat.st_size, stat.st_mtime_ns)
+
+
+def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:
+    """All images of `folder/<class>/*`. Raises ConfigError where the class folders are not exactly `classes`."""
+    there = class_folders(folder)
+    if missing := [c for c in classes if c not in there]:
+        raise ConfigError(f"{folder}: lacks the class folders {', '.join(missing[:5])} ({len(missing)} in all)")
+    if surplus := [c for c in there if c not in classes]:
+        raise ConfigError(f"{folder}: has class folders that the training data lack: {', '.join(surplus[:5])}")
+    return join_classes([list_images(folder / c, recursive) for c in classes])
+
+
+def join_classes(by_class: Sequence[list[SourceFile]]) -> Labelled:
+    labels = np.repeat(np.arange(len(by_class)), [len(files) for files in by_class])
+    return Labelled([file for files in by_class for file in files], labels)
+
+
+def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> tuple[Labelled, Labelled, list[str]]:
+    """(training files, test files, classes) of `<root>/{train,test}/<class>/*`; the `train_splits` are joined."""
+    classes = class_folders(root / train_splits[0])
+    first, *others = (scan_classes(root / split, classes) for split in train_splits)
+    return sum(others, start=first), scan_classes(root / "test", classes), classes
+
+
+def stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted training and test indices; each class gives round(test_fraction * its size), at least 1, for the test."""
+    rng = stream(seed, "split")
+    test = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        test.append(rng.permutation(members)[: max(1, round(test_fraction * len(members)))])
+    chosen = np.sort(np.concatenate(test))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+
+def load_images(
+    data_dir: str,
+    name: str,
+    train: Labelled,
+    test: Labelled,
+    classes: Sequence[str],
+    channels: int,
+    size: int | None = None,
+) -> Arrays:
+    """The decoded arrays of both sets of files, from the cache where possible."""
+
+    def build() -> Arrays:
+        x = decode(train.files + test.files, channels, size)
+        n = len(train.files)
+        return {
+            "x_train": x[:n],
+            "y_train": train.labels,
+            "x_test": x[n:],
+            "y_test": test.labels,
+            "classes": np.array(classes),
+        }
+
+    content = [file.stamp(data_dir) for file in train.files + test.files]
+    content += [f"train {train.labels.tolist()} test {test.labels.tolist()} classes {list(classes)}"]
+    return cached(data_dir, name, content, {"channels": channels, "size": size}, build)
+
+
+def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:
+    """uint8 [N, H, W, channels]; resized to size x size pixels (bilinear) unless `size` is None.
+
+    Raises ConfigError that names the file for one that is corrupt or, without `size`, differs in size from the first.
+    """
+    first = _pixels(files[0].path, channels, size)
+    x = np.empty((len(files), *first.shape), np.uint8)
+    log.info("decoding %s images, once", f"{len(files):,}")
+
+    def fill(chunk: range) -> None:
+        for i in chunk:
+            pixels = _pixels(files[i].path, channels, size)
+            if pixels.shape != first.shape:
+                (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
+                raise ConfigError(
+                    f"{files[i].path}: is {w}x{h} pixels, but {files[0].path} is {w0}x{h0}; "
+                    "all must be equal (with dataset=image_folder, dataset.size=<pixels> resizes them)"
+                )
+            x[i] = pixels
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # PIL decodes outside the interpreter lock
+        chunks = (range(start, min(start + 256, len(files))) for start in range(0, len(files), 256))
+        list(pool.map(fill, chunks))
+    return x
+
+
+def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            converted = image.convert(MODES[channels])
+    except Exception as error:  # PIL raises many types for damaged files
+        raise ConfigError(f"{path}: not a readable image ({error}); replace or remove it") from error
+    if size is not None and converted.size != (size, size):
+        converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(converted).reshape(converted.height, converted.width, channels)

@@ -1,0 +1,232 @@
+"""Partitions: which training examples each client holds.
+
+Sources: FedNTD (NeurIPS 2022) appendix B.5 for sharding and LDA, LEAF (arXiv 1812.01097) for natural clients.
+A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function of the labels and a generator.
+"""
+
+import hashlib
+import io
+import json
+import math
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedexp.errors import ConfigError, require
+
+
+def save_npz(path: Path, **arrays: Any) -> None:
+    """Write an .npz file atomically: readers see the old file or the complete new one."""
+    from fedexp.files import write_atomically  # late: it imports torch
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomically(Path(path), buffer.getvalue())
+
+
+def load_npz(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing or unreadable."""
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("a single array, not an .npz archive")
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as an .npz file ({getattr(error, 'strerror', None) or error})"
+        ) from None
+
+
+def partition_hash(parts: Sequence[np.ndarray]) -> str:
+    """SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as little-endian int64."""
+    sizes = np.array([len(part) for part in parts])
+    return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in (sizes, *parts))).hexdigest()
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Client -> indices into the training set.
+
+    Two partitions that give every client the same examples have the same `hash`, because indices are kept sorted.
+    """
+
+    parts: tuple[np.ndarray, ...]  # K arrays, int64 [n_k], ascending
+    counts: np.ndarray  # int64 [K, C]: training examples of each class
+    hash: str
+    info: dict[str, Any] = field(default_factory=dict)  # how it was made: scheme, settings, draws, sizes
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """n_k, int64 [K]."""
+        return self.counts.sum(1)
+
+    @classmethod
+    def build(cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict) -> "Partition":
+        """Sort the indices, check that clients are disjoint, in range and not empty, count the classes."""
+        ordered = tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
+        everything = np.concatenate(ordered)
+        assert all(len(part) for part in ordered), "a client without examples"
+        assert 0 <= everything.min() <= everything.max() < len(labels), "an index out of range"
+        assert len(np.unique(everything)) == len(everything), "an example with two owners"
+        counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in ordered]).astype(np.int64)
+        sizes = counts.sum(1)
+        info = info | {
+            "size_min": int(sizes.min()),
+            "size_median": float(np.median(sizes)),
+            "size_max": int(sizes.max()),
+        }
+        return cls(ordered, counts, partition_hash(ordered), info)
+
+    def save(self, path: Path, classes: Sequence[str]) -> None:
+        """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, classes [C] (names), info (JSON text)."""
+        save_npz(
+            path,
+            indices=np.concatenate(self.parts),
+            sizes=self.sizes,
+            counts=self.counts,
+            hash=np.array(self.hash),
+            classes=np.array(classes, dtype=str),
+            info=np.array(json.dumps(self.info)),
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> "Partition":
+        """Read what `save` wrote; ConfigError when the file is missing, damaged or not a partition."""
+        arrays = load_npz(path)
+        missing = {"indices", "sizes", "counts", "hash", "info"} - arrays.keys()
+        if missing:
+            raise ConfigError(f"{path}: not a partition written by fedexp (no {', '.join(sorted(missing))})")
+        parts = tuple(np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1]))
+        if partition_hash(parts) != str(arrays["hash"]):
+            raise ConfigError(f"{path}: damaged, its indices do not match its hash")
+        return cls(parts, arrays["counts"], str(arrays["hash"]), json.loads(str(arrays["info"])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitioner:
+    """Base of the `partition` group. A scheme implements `assign`."""
+
+    def split(
+        self,
+        labels: np.ndarray,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None = None,
+        *,
+        num_classes: int | None = None,
+    ) -> Partition:
+        """Split the training set among `num_clients` clients.
+
+        labels int [N] in 0..C-1; owners int [N] (natural client of each example) or None; C = `num_classes`, by default
+        the largest label + 1. Raises ConfigError when the settings cannot be met.
+        """
+        labels = np.asarray(labels)
+        require(num_clients >= 1, "num_clients", num_clients, "at least 1")
+        if num_clients > len(labels):
+            raise ConfigError(f"num_clients={num_clients}: more clients than training examples ({len(labels)})")
+        classes = int(labels.max()) + 1 if num_classes is None else num_classes
+        parts, info = self.assign(labels, classes, num_clients, rng, owners)
+        assert len(parts) == num_clients
+        return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | info)
+
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """The indices of each client (disjoint, none empty) and what else is worth recording."""
+        raise NotImplementedError
+
+
+def make_partition(
+    partitioner: Partitioner,
+    labels: np.ndarray,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    owners: np.ndarray | None,
+) -> Partition:
+    """`partitioner.split` for a data set of `num_classes` classes, some of which `labels` [N] may lack."""
+    return partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IID(Partitioner):
+    """Shuffle, then equal consecutive parts of floor(N/K) examples; the N mod K left-over examples are unused."""
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        size = len(labels) // num_clients
+        return list(rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)), {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding(Partitioner):
+    """Every client draws s shards of one class each (FedNTD appendix B.5 and its released code).
+
+    A class of n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set; n_c mod m left-over
+    examples go one each to the first blocks. A shuffled table [K, s], in which each class stands m times, says the
+    classes a client draws from, so that a client holds at most s classes (the same class may come twice).
+    """
+
+    shards_per_client: int  # s
+
+    def __post_init__(self):
+        require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        shards, remainder = divmod(self.shards_per_client * num_clients, num_classes)
+        if remainder:
+            raise ConfigError(self._indivisible(num_classes, num_clients))
+        sizes = np.bincount(labels, minlength=num_classes)
+        if sizes.min() < shards:
+            raise ConfigError(
+                f"shards_per_client={self.shards_per_client}: class {sizes.argmin()} has {sizes.min()} examples, fewer "
+                f"than its {shards} shards (= shards_per_client * num_clients / classes); fewer shards or clients work"
+            )
+        table = rng.permutation(np.repeat(np.arange(num_classes), shards)).reshape(num_clients, self.shards_per_client)
+        remaining = [_shuffled_blocks(np.flatnonzero(labels == c), shards, rng) for c in range(num_classes)]
+        return [np.concatenate([remaining[c].pop() for c in row]) for row in table], {}
+
+    def _indivisible(self, num_classes: int, num_clients: int) -> str:
+        s, clients = (num_classes // math.gcd(num_classes, n) for n in (num_clients, self.shards_per_client))
+        return (
+            f"shards_per_client={self.shards_per_client} with num_clients={num_clients}: their product must be a "
+            f"multiple of the {num_classes} classes; valid: shards_per_client={s}, {2 * s}, {3 * s}, ... or "
+            f"num_clients={clients}, {2 * clients}, {3 * clients}, ..."
+        )
+
+
+def _shuffled_blocks(indices: np.ndarray, number: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Contiguous equal blocks in random order; the last `len % number` indices are appended to the first blocks."""
+    whole = len(indices) // number * number
+    blocks = list(indices[:whole].reshape(number, -1))
+    for i, extra in enumerate(indices[whole:]):
+        blocks[i] = np.append(blocks[i], extra)
+    return [blocks[i] for i in rng.permutation(number)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural(Partitioner):
+    """The data set's own clients (LEAF); with fewer clients than owners, owners are drawn uniformly at random."""
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        if owners is None:
+            raise ConfigError(
+                "partition=natural: this data set has no natural clients; dataset=femnist has them (writers)"
+            )
+        names, owner = np.unique(owners, return_inverse=True)
+        if num_clients > len(names):
+            raise ConfigError(
+                f"num_clients={num_clients}: the data set has {len(names)} natural clients; use at most that"
+            )
+        chosen = np.sort(rng.choice(len(names), num_clients, replace=False))
+        by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+        return [by_owner[i] for i in chosen], {"owners": len(names)}

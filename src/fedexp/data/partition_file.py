@@ -1,0 +1,120 @@
+"""A partition read from a file: the user's own, or the partition.npz of an earlier run."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedexp.data.partition import Partitioner, load_npz
+from fedexp.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(Partitioner):
+    """Client -> indices from `path`; examples that no client holds are unused.
+
+    .npz: arrays named "0".."K-1", or what `Partition.save` writes. .json: `{"0": [indices], ...}` or a list of lists.
+    Indices count the training examples from 0. ConfigErrors name the file, the client and the index.
+    """
+
+    path: str | None
+
+    def __post_init__(self):
+        if not self.path:
+            raise ConfigError("partition=file: say which file with partition.path=<file.npz or file.json>")
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        path = Path(str(self.path))
+        clients = read_clients(path)
+        if len(clients) != num_clients:
+            raise ConfigError(
+                f"{path}: has {len(clients)} clients but num_clients={num_clients}; use num_clients={len(clients)}"
+            )
+        _check_indices(path, clients, len(labels))
+        return clients, {}
+
+
+def read_clients(path: Path) -> list[np.ndarray]:
+    """The indices of clients 0..K-1, int64 [n_k] each."""
+    if not path.is_file():
+        raise ConfigError(f"partition.path={path}: no such file")
+    if path.suffix == ".npz":
+        table: Any = load_npz(path)
+        if {"indices", "sizes"} <= table.keys():
+            table = _from_saved(path, table)
+    elif path.suffix == ".json":
+        table = _read_json(path)
+    else:
+        raise ConfigError(f"partition.path={path}: must be a .npz or .json file")
+    if isinstance(table, list):
+        table = {str(k): indices for k, indices in enumerate(table)}
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: must be an object of client -> indices or a list of lists")
+    return [_client_indices(path, k, table) for k in range(len(table))]
+
+
+def _from_saved(path: Path, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    sizes = arrays["sizes"]
+    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any() or sizes.sum() != len(arrays["indices"]):
+        raise ConfigError(f"{path}: damaged, sizes and indices do not belong together")
+    return np.split(arrays["indices"], np.cumsum(sizes)[:-1])
+
+
+def _read_json(path: Path) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            keys = [key for key, _ in pairs]
+            repeated = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigError(f"{path}: client {repeated} appears twice")
+        return result
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.ndarray:
+    """Client `client` of the table as int64 [n_k]; every entry must be an integer."""
+    if str(client) not in table:
+        raise ConfigError(f"{path}: client {client} is missing; clients must be named 0 to {len(table) - 1}")
+    values = table[str(client)]
+    where = f"{path}: client {client}"
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise ConfigError(f"{where}: must be a flat list of indices")
+        if values.dtype.kind not in "iu" and values.size:
+            raise ConfigError(f"{where}: index {values[0]} is not an integer (the array is {values.dtype})")
+    elif isinstance(values, list):
+        wrong = next((value for value in values if type(value) is not int), None)
+        if wrong is not None or None in values:
+            raise ConfigError(f"{where}: index {json.dumps(wrong)} is not an integer")
+    else:
+        raise ConfigError(f"{where}: must be a list of indices")
+    if len(values) == 0:
+        raise ConfigError(f"{where}: has no examples")
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise ConfigError(f"{where}: index {max(values, key=abs)} is out of range") from None
+
+
+def _check_indices(path: Path, clients: list[np.ndarray], examples: int) -> None:
+    """ConfigError for the first index that is out of range or was given before."""
+    owner = np.full(examples, -1, dtype=np.int64)
+    for client, indices in enumerate(clients):
+        outside = indices[(indices < 0) | (indices >= examples)]
+        if outside.size:
+            raise ConfigError(f"{path}: client {client}: index {outside[0]} is out of range 0 to {examples - 1}")
+        values, times = np.unique(indices, return_counts=True)
+        if (times > 1).any():
+            raise ConfigError(f"{path}: client {client}: index {values[times > 1][0]} appears twice")
+        taken = indices[owner[indices] >= 0]
+        if taken.size:
+            first = f"client {owner[taken[0]]} has it already"
+            raise ConfigError(f"{path}: client {client}: index {taken[0]} is a duplicate, {first}")
+        owner[indices] = client

@@ -1,0 +1,108 @@
+"""LDA: label skew from a Dirichlet distribution (FedNTD "LDA", MOON and FedKA "Dir", FedAlign: one routine)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedexp.data.partition import Partitioner
+from fedexp.errors import ConfigError, require
+
+_PROBES = 100  # draws per setting that an error message tries out
+
+
+def draw_sizes(
+    class_sizes: np.ndarray, num_clients: int, alpha: float, balance: bool, rng: np.random.Generator
+) -> np.ndarray:
+    """One draw of how many examples of each class each client gets, int64 [C, K].
+
+    Classes in order: q ~ Dir_K(alpha); with `balance`, q_k is set to 0 for clients that already hold N/K examples or
+    more and q is renormalised; the class is cut at floor(n_c * cumsum(q)). All zeros when the whole mass of a class
+    falls on full clients (only at tiny alpha, where q underflows): such a draw meets no minimum.
+    """
+    sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
+    held = np.zeros(num_clients, dtype=np.int64)
+    cap = class_sizes.sum() / num_clients
+    for c, q in enumerate(rng.dirichlet(np.full(num_clients, alpha), size=len(class_sizes))):
+        if not class_sizes[c]:
+            continue
+        if balance:
+            q = q * (held < cap)
+        total = q.sum()
+        if not total > 0:
+            return np.zeros_like(sizes)
+        cuts = np.floor(class_sizes[c] * np.cumsum(q / total)).astype(np.int64)
+        cuts[-1] = class_sizes[c]  # the last client takes the rest, whatever rounding left
+        sizes[c] = np.diff(cuts, prepend=0)
+        held += sizes[c]
+    return sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LDA(Partitioner):
+    """Dirichlet partition with a balancing cap and a smallest client size, by rejection.
+
+    FedNTD appendix B.5 (p_c ~ Dir_K(alpha)); cap and minimum are in the code of FedNTD, MOON and FedAlign but not in
+    the papers. The whole draw is repeated until every client has `min_size` examples, `max_draws` times at most.
+    Examples are shuffled once, for the accepted draw: shuffles are independent of sizes, so the law is the same.
+    """
+
+    alpha: float  # concentration; smaller is more heterogeneous
+    min_size: int  # smallest n_k
+    balance: bool  # the cap: a client that holds N/K examples gets no more
+    max_draws: int
+
+    def __post_init__(self):
+        require(self.alpha > 0 and math.isfinite(self.alpha), "alpha", self.alpha, "a finite number greater than 0")
+        require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
+        require(self.max_draws >= 1, "partition.max_draws", self.max_draws, "at least 1")
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        if self.min_size * num_clients > len(labels):
+            raise ConfigError(
+                f"min_size={self.min_size}: {num_clients} clients of at least {self.min_size} examples need "
+                f"{self.min_size * num_clients} of them, the training set has {len(labels)}; "
+                f"use min_size={len(labels) // num_clients} or less"
+            )
+        class_sizes = np.bincount(labels, minlength=num_classes)
+        smallest = []
+        for draws in range(1, self.max_draws + 1):
+            sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
+            smallest.append(int(sizes.sum(0).min()))
+            if smallest[-1] >= self.min_size:
+                return _deal(labels, sizes, rng), {"draws": draws}
+        raise ConfigError(self._failure(np.array(smallest), class_sizes, num_clients))
+
+    def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
+        """What was seen, and settings that would work with the share of draws that met them."""
+
+        def share(alpha: float, clients: int) -> float:
+            rng = np.random.default_rng(0)
+            draws = [draw_sizes(class_sizes, clients, alpha, self.balance, rng) for _ in range(_PROBES)]
+            return float(np.mean([sizes.sum(0).min() >= self.min_size for sizes in draws]))
+
+        advice = []
+        met = {m: float((smallest >= m).mean()) for m in range(1, self.min_size)}
+        likely = [m for m, p in met.items() if p >= 0.05] or [m for m, p in met.items() if p > 0][:1]
+        if likely:
+            advice.append(f"min_size={likely[-1]} ({100 * met[likely[-1]]:.2g} % of the draws)")
+        for factor in (2, 4, 8, 16, 32, 64):
+            if (p := share(self.alpha * factor, num_clients)) >= 0.05:
+                advice.append(f"alpha={self.alpha * factor:g} ({100 * p:.2g} %)")
+                break
+        clients = num_clients // 2
+        while clients > 1 and (p := share(self.alpha, clients)) < 0.05:
+            clients //= 2
+        if clients > 1:
+            advice.append(f"num_clients={clients} ({100 * p:.2g} %)")
+        return (
+            f"partition=lda alpha={self.alpha:g} num_clients={num_clients}: no draw out of {self.max_draws} gave every "
+            f"client min_size={self.min_size} examples; the largest minimum seen was {smallest.max()}. "
+            f"Would work: {' or '.join(advice) or 'a larger alpha, fewer clients'}"
+        )
+
+
+def _deal(labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Shuffle each class and cut it as `sizes` [C, K] says."""
+    piles = [np.split(rng.permutation(np.flatnonzero(labels == c)), np.cumsum(row)[:-1]) for c, row in enumerate(sizes)]
+    return [np.concatenate(client) for client in zip(*piles, strict=True)]

@@ -1,0 +1,42 @@
+"""The published layout of Tiny-ImageNet-200.
+
+`train/<wnid>/images/*.JPEG`; `val/images/*.JPEG` with `val/val_annotations.txt` (file, wnid, box; tab-separated);
+`words.txt` (wnid, tab, names).
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedexp.data.cache import SourceFile
+from fedexp.data.image_files import Labelled, class_folders, scan_classes
+from fedexp.errors import ConfigError
+
+
+def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
+    """(training files, val files, class names); class index = position of the wnid in sorted order."""
+    wnids = class_folders(root / "train")
+    train = scan_classes(root / "train", wnids)
+    label = {wnid: i for i, wnid in enumerate(wnids)}
+    annotations = root / "val" / "val_annotations.txt"
+    lines = [line.split("\t") for line in annotations.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        labelled = sorted((root / "val" / "images" / image, label[wnid]) for image, wnid, *_ in lines)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{annotations}: a line has no class of {root / 'train'} ({error})") from error
+    try:
+        files = [SourceFile.of(path) for path, _ in labelled]
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.filename}: named in {annotations} but missing") from error
+    return train, Labelled(files, np.array([k for _, k in labelled], np.int64)), _names(root, wnids)
+
+
+def _names(root: Path, wnids: list[str]) -> list[str]:
+    """The first English name of each wnid, made unique, or the wnids where words.txt is missing."""
+    words = root / "words.txt"
+    if not words.is_file():
+        return wnids
+    lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())
+    name = {wnid: rest.partition(",")[0].strip() for wnid, _, rest in lines}
+    names = [name.get(wnid) or wnid for wnid in wnids]
+    return [n if names.count(n) == 1 else f"{n} ({wnid})" for n, wnid in zip(names, wnids, strict=True)]

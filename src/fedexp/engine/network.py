@@ -1,0 +1,78 @@
+"""A model as a pure function of its parameters, `net(params, x) -> Output`."""
+
+import contextlib
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedexp.models import Output
+from fedexp.tree import Params
+
+
+class FunctionalNetwork:
+    """`net(params, x)` in eval mode with the buffers last given to `set_buffers`.
+
+    Logits and features come back in the dtype of the parameters, also where the forward pass runs in bf16.
+    """
+
+    def __init__(self, module: nn.Module, precision: str):
+        self.module = module.eval().requires_grad_(False)
+        self.precision = precision
+
+    def __call__(self, params: Params, x: torch.Tensor) -> Output:
+        return self._forward(lambda: functional_call(self.module, params, (x,)), x)
+
+    def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """The received global model's buffers (running statistics of batch norm)."""
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+
+    def buffers(self) -> Params:
+        return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
+
+    def _forward(self, call, x: torch.Tensor) -> Output:
+        if self.precision != "bf16":
+            return call()
+        with torch.autocast(x.device.type, torch.bfloat16):
+            features, logits = call()
+        return Output(features.to(x.dtype), logits.to(x.dtype))
+
+
+class LiveNetwork(FunctionalNetwork):
+    """One client's model in training: called with its own `params` it is the module itself, in train mode.
+
+    The module's parameters are the tensors of `params`, so the optimizer's in-place updates need no copies; any other
+    tree of parameters (a teacher, a previous model) goes through the frozen network.
+    """
+
+    def __init__(self, frozen: FunctionalNetwork):
+        self.frozen, self.precision = frozen, frozen.precision
+        self.module = copy.deepcopy(frozen.module).train().requires_grad_(True)
+        self.params: Params = dict(self.module.named_parameters())
+
+    def __call__(self, params: Params, x: torch.Tensor) -> Output:
+        if params is self.params:
+            return self._forward(lambda: self.module(x), x)
+        return self.frozen(params, x)
+
+    @torch.no_grad()
+    def load(self, params: Params, buffers: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self.params.items():
+            parameter.copy_(params[name])
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+
+    def snapshot(self) -> Params:
+        """The parameters as tensors of their own, without gradient."""
+        return {name: parameter.detach().clone() for name, parameter in self.params.items()}
+
+
+@contextlib.contextmanager
+def seeded_torch(seed: int):
+    """torch's global generator seeded for a while, such as for initialisation or dropout; restored afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,63 @@
+"""Which examples a client trains on, in which order and with which augmentation: decided before training, on the host.
+
+Everything is a function of (seed, round, client), so all algorithms, engines and devices see the same batches.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedexp.data.augment import Augmentation
+from fedexp.rng import stream
+from fedexp.settings import LocalTraining
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One client's round: S steps of at most B examples."""
+
+    index: torch.Tensor  # int64 [S, B] numbers of training examples, padded with 0
+    lengths: np.ndarray  # int [S] examples in each step
+    draws: torch.Tensor | None  # int64 [S, B, D] random numbers of the augmentation
+
+    @property
+    def steps(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def examples(self) -> int:
+        """Examples trained on, counting every epoch."""
+        return int(self.lengths.sum())
+
+
+def make_schedule(
+    part: np.ndarray,
+    local: LocalTraining,
+    augmentation: Augmentation | None,
+    image_size: tuple[int, int],
+    seed: int,
+    round: int,
+    client: int,
+    skip_single: bool = False,
+) -> Schedule:
+    """Reshuffles every epoch and keeps the last partial batch (FedNTD B.3).
+
+    skip_single leaves out batches of one example, on which batch normalisation is not defined.
+    """
+    orders, size = stream(seed, "batches", round, client), local.batch_size
+    rows = []
+    for _ in range(local.epochs):
+        order = orders.permutation(part)
+        rows += [order[i : i + size] for i in range(0, len(order), size)]
+    if skip_single:
+        rows = [row for row in rows if len(row) > 1]
+    index = np.zeros((len(rows), size), dtype=np.int64)
+    for s, row in enumerate(rows):
+        index[s, : len(row)] = row
+    draws = None
+    if augmentation is not None:
+        numbers = augmentation.draw(stream(seed, "augment", round, client), index.size, *image_size)
+        draws = torch.from_numpy(numbers.reshape(*index.shape, -1))
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    return Schedule(torch.from_numpy(index), lengths, draws)

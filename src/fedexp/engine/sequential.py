@@ -1,0 +1,107 @@
+"""One client after the other with torch's fused optimizer, in place: the fastest single process, and the one to debug with."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedexp import tree
+from fedexp.algorithms.base import ClientData, Context, FedAvg
+from fedexp.engine.base import Cohort, ScheduledData, Trained, Workbench, to_tensors
+from fedexp.engine.network import LiveNetwork
+from fedexp.tree import Tree
+
+
+class ClientFailure(RuntimeError):
+    """An exception in a client's round; the message names client, hook and round."""
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """The reference engine: any model, any algorithm."""
+
+    def train(
+        self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+    ) -> Trained:
+        live = LiveNetwork(bench.net)
+        messages, states, losses, buffers, correct = [], [], [], [], []
+        evaluation_seconds = 0.0
+        for client, schedule, state, plan in zip(
+            cohort.clients, cohort.schedules, cohort.states, cohort.plans, strict=True
+        ):
+            live.load(server["params"], server["buffers"])
+            steps = torch.tensor(float(schedule.steps), dtype=bench.dtype, device=bench.device)
+            ctx = Context(server, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local)
+            data = ScheduledData(bench, schedule)
+            hook = "begin"
+            try:
+                with torch.no_grad():
+                    ctx = replace(ctx, begin=algorithm.begin(live, data, ctx))
+                hook = "local training"
+                loss = train_client(algorithm, live, data, ctx)
+                hook = "finish"
+                trained = live.snapshot()
+                message, state = algorithm.finish(live, trained, data, ctx)
+            except Exception as error:
+                raise ClientFailure(f"client {client}, in {hook} of {type(algorithm).__name__}: {error}") from error
+            messages.append(message)
+            states.append(state)
+            losses.append(loss)
+            buffers.append({name: buffer.clone() for name, buffer in live.module.named_buffers()})
+            if evaluate_local:
+                start = time.perf_counter()
+                correct.append(evaluate_trained(bench, trained, buffers[-1], server))
+                evaluation_seconds += time.perf_counter() - start
+        return Trained(
+            messages=tree.stack(messages),
+            states=states,
+            losses=torch.stack(losses),
+            buffers=tree.stack(buffers),
+            class_correct=torch.stack(correct) if evaluate_local else None,
+            evaluation_seconds=evaluation_seconds,
+        )
+
+
+def evaluate_trained(bench: Workbench, params: Tree, buffers: Tree, server: Tree) -> torch.Tensor:
+    """Class-wise right answers of a local model with its own running statistics; int64 [C]."""
+    bench.net.set_buffers(buffers)
+    correct = bench.evaluate(params).class_correct
+    bench.net.set_buffers(server["buffers"])
+    return correct
+
+
+def train_client(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
+    """Runs the local steps on `live`; returns the mean objective, 0 when the client has no step."""
+    steps = fused_steps if type(algorithm).local_step is FedAvg.local_step else functional_steps
+    total = steps(algorithm, live, data, ctx)
+    return total / ctx.steps.clamp(min=1)
+
+
+def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
+    """The base's local step with autograd and torch's fused SGD, which is faster and equal."""
+    local, params = ctx.local, live.params
+    optimizer = torch.optim.SGD(
+        params.values(), lr=ctx.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
+    )
+    total = torch.zeros_like(ctx.steps)
+    for batch in data.batches():
+        loss = algorithm.objective(live, params, batch, ctx)
+        grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+        with torch.no_grad():
+            grads = algorithm.correct(grads, params, batch, ctx)
+        for name, parameter in params.items():
+            parameter.grad = grads[name]
+        optimizer.step()
+        total += loss.detach()
+    return total
+
+
+def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
+    """For algorithms with a local step of their own; the functional network is the frozen one."""
+    params = live.snapshot()
+    momentum, total = tree.zeros_like(params), torch.zeros_like(ctx.steps)
+    for batch in data.batches():
+        params, momentum, loss = algorithm.local_step(live, params, momentum, batch, ctx)
+        total += loss.detach()
+    live.load(params, dict(live.module.named_buffers()))
+    return total

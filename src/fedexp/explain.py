@@ -1,0 +1,82 @@
+"""Hydra's and OmegaConf's errors in the words of a fedexp user: what, where, allowed, nearest valid name."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedexp.errors import nearest
+
+GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
+
+
+def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
+    """One message for an error that was raised while composing the configuration."""
+    text = str(error)
+    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        group, option = found.groups()
+        options = list_options(group, [conf, *extra])
+        return f"{group}={option}: no such option{nearest(option, options)}; options: {', '.join(options)}"
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(found.group(1).split("@")[0], conf, extra)
+    if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
+        return unknown_key(found.group(2), conf, extra)
+    cause = error.__cause__ or error.__context__
+    lines = [line.strip() for line in [*text.splitlines(), *str(cause or "").splitlines()] if line.strip()]
+    unique = [line for line in dict.fromkeys(lines) if not line.startswith(("See https", "Set the env", "object_type"))]
+    return "; ".join(unique[:3])
+
+
+def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
+    """For a key that the composed configuration lacks."""
+    owners = [f"{group}={option}" for name, group, option in global_keys(conf) if name == key]
+    if owners:
+        return f"{key}: only exists with {' or '.join(owners)}"
+    known = known_keys(conf, extra)
+    return f"{key}: no such option or key{nearest(key, known)}; `fedexp --help` lists them"
+
+
+def list_groups(directories: list[Path]) -> list[str]:
+    """Config groups, in the order of the defaults list where they are in it."""
+    names = {p.name for directory in directories if directory.is_dir() for p in directory.iterdir() if p.is_dir()}
+    order = ("dataset", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
+    return [name for name in order if name in names] + sorted(names - set(order) - {"__pycache__", "hydra"})
+
+
+def list_options(group: str, directories: list[Path]) -> list[str]:
+    return sorted({path.stem for directory in directories for path in (directory / group).glob("*.yaml")})
+
+
+def global_keys(conf: Path) -> Iterator[tuple[str, str, str]]:
+    """(key, group, option) of top-level keys that exist only with some option of partition, such as alpha."""
+    for path in sorted((conf / "partition").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        if GLOBAL_OPTION.search(text):
+            for name in re.findall(r"^([a-z_]+):", text, re.MULTILINE):
+                if name != "partition":
+                    yield name, "partition", path.stem
+
+
+def known_keys(conf: Path, extra: list[Path]) -> list[str]:
+    """Everything that a user may write left of `=`."""
+    from omegaconf import DictConfig, OmegaConf
+
+    def walk(node: DictConfig, prefix: str) -> Iterator[str]:
+        for name in node:
+            key = f"{prefix}{name}"
+            yield key
+            child = node._get_node(name)
+            if isinstance(child, DictConfig) and not child._is_interpolation() and not child._is_none():
+                yield from walk(child, f"{key}.")
+
+    main = OmegaConf.load(conf / "config.yaml")
+    assert isinstance(main, DictConfig)
+    keys = {key for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
+    for group in list_groups([conf, *extra]):
+        keys.add(group)
+        for directory in (conf, *extra):
+            for path in (directory / group).glob("*.yaml"):
+                option = OmegaConf.load(path)
+                assert isinstance(option, DictConfig)
+                whole = GLOBAL_OPTION.search(path.read_text(encoding="utf-8"))
+                keys |= {key for key in walk(option, "" if whole else f"{group}.") if "defaults" not in key}
+    return sorted(keys)

@@ -1,0 +1,31 @@
+"""`python -m fedexp.figures <run directory>...`: draw the pictures of finished or interrupted runs again."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedexp.errors import ConfigError
+from fedexp.figures import make_figures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the path of every picture; exit code 2 with one message when a directory holds no run."""
+    parser = argparse.ArgumentParser(prog="python -m fedexp.figures", description=__doc__)
+    parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
+    try:
+        for run_dir in parser.parse_args(arguments).run_dir:
+            paths = make_figures(run_dir)
+            if not paths:
+                raise ConfigError(
+                    f"{run_dir}: no run to draw here (needs rounds.csv, class_accuracy.csv or partition.npz)"
+                )
+            print(*paths, sep="\n")
+    except (ConfigError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""The pictures: one function each, from RunFiles to a matplotlib Figure. Colours are safe for colour-blind readers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedexp.figures.load import RunFiles
+from fedexp.metrics.forgetting import normalised_heat_map
+from fedexp.metrics.history import History
+from fedexp.metrics.targets import rounds_to_target
+
+WIDTH = 8.0  # inches
+NAMED_CLASSES = 20  # up to here every class is named on its axis
+BUBBLES = (50, 30)  # most clients and classes for a bubble chart
+MOST_COLUMNS = 400  # in a heat map of clients: two pixels each
+MAP = "viridis"  # perceptually uniform
+ABSENT = "0.85"  # grey: undefined
+# Okabe and Ito's palette
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.45"
+
+
+def class_accuracy(run: RunFiles, history: History) -> Figure:
+    """Heat map classes x rounds of class-wise test accuracy (FedNTD Fig. 2a, Flashback Fig. 5); colour 0 to 1."""
+    return _heat_map(run, history, "Class-wise test accuracy", history.matrix, "test accuracy of the class", top=1.0)
+
+
+def class_accuracy_normalised(run: RunFiles, history: History) -> Figure:
+    """The same, every round divided by its sum over the classes (FedNTD Fig. 10).
+
+    The colour ends at 3/C, three times the share of a class in a balanced model, so that runs compare; more is clipped.
+    """
+    share = normalised_heat_map(history.matrix)
+    top = min(1.0, 3 / share.shape[1])
+    label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / share.shape[1]:.3g})"
+    return _heat_map(run, history, "Class-wise test accuracy, normalised in every round", share, label, top=top)
+
+
+def curves(run: RunFiles) -> Figure:
+    """Test accuracy with its best round and the targets, above forgetting (F of FedNTD Eq. 5, round forgetting)."""
+    figure, (above, below) = _figure(run, "Accuracy and forgetting of the global model", 5.6, rows=2)
+    rounds, accuracy = run.points("test_accuracy")
+    _line(above, rounds, accuracy, BLUE, "test accuracy")
+    best = int(np.argmax(accuracy))
+    label = f"best: {accuracy[best]:.3f}, round {rounds[best]:.0f}"
+    above.plot(rounds[best], accuracy[best], "*", color=ORANGE, markersize=11, label=label, clip_on=False, zorder=3)
+    for target, crossed in rounds_to_target(rounds.tolist(), accuracy.tolist(), sorted(run.targets), ()).items():
+        when = "never" if crossed is None else f"round {crossed}"
+        above.axhline(float(target), color=GREY, linewidth=0.8, linestyle="--", label=f"target {target}: {when}")
+    above.set_ylim(0, 1.06 * max(accuracy.max(), *run.targets, 1e-3))
+    above.set_ylabel("test accuracy")
+    _line(below, *run.points("round_forgetting"), BLUE, "round forgetting", faint=True)
+    _line(below, *run.points("local_round_forgetting"), GREEN, "local round forgetting,\nmean of clients", faint=True)
+    _line(below, *run.points("forgetting"), ORANGE, "forgetting F (BwT)")
+    below.set_ylabel("forgetting")
+    if not below.lines:
+        below.text(0.5, 0.5, "undefined before the second evaluated round", transform=below.transAxes, ha="center")
+        below.set_yticks([])
+    _round_axis(run, above, below)
+    return figure
+
+
+def loss(run: RunFiles) -> Figure:
+    """Training loss of the clients and test loss of the global model."""
+    figure, (axes,) = _figure(run, "Loss", 3.6)
+    series = [run.points("train_loss"), run.points("test_loss")]
+    _line(axes, *series[0], BLUE, "train loss,\nmean of clients")
+    _line(axes, *series[1], ORANGE, "test loss")
+    values = np.concatenate([v for _, v in series])
+    if values.min() > 0 and values.max() > 50 * values.min():
+        axes.set_yscale("log")
+    axes.set_ylabel("cross-entropy")
+    _round_axis(run, axes)
+    return figure
+
+
+def data_distribution(run: RunFiles, counts: np.ndarray) -> Figure:
+    """Training examples of every client per class: bubbles (FedNTD Fig. 3, FedKA Fig. 2a) or, for many, a heat map."""
+    clients, classes = counts.shape
+    height = 1.6 + _map_height(classes)
+    figure, (sizes, axes) = _figure(run, "Training data of the clients", height, rows=2, ratio=(1, height - 1))
+    edges = np.arange(clients + 1) - 0.5
+    sizes.stairs(counts.sum(1), edges, fill=True, color=GREY)
+    sizes.set_ylabel("examples")
+    sizes.set_ylim(bottom=0)
+    if clients <= BUBBLES[0] and classes <= BUBBLES[1]:
+        _bubbles(figure, axes, counts)
+    else:
+        _count_map(figure, axes, counts)
+    axes.set_xlim(-0.5, clients - 0.5)
+    axes.set_xlabel("client")
+    axes.xaxis.set_major_locator(_integers(12))
+    sizes.sharex(axes)
+    sizes.tick_params(labelbottom=False)
+    _class_axis(axes, run.classes)
+    return figure
+
+
+def local_round(run: RunFiles, history: History) -> Figure:
+    """The round picture of the last round (Flashback Fig. 2): global model before, local models, global model after."""
+    rows, last = round_picture(history), history.local_rounds[-1]
+    names = [f"global, round {last - 1}", *(f"client {k}" for k in history.sampled[-1]), f"global, round {last}"]
+    subject = f"Class-wise test accuracy within round {last}: before, local models, after"
+    figure, (axes,) = _figure(run, subject, 1.9 + _map_height(len(names)))
+    image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap=_map(), vmin=0, vmax=1)
+    for boundary in (0.5, len(rows) - 1.5):
+        axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)
+    _colour_bar(figure, axes, image, "test accuracy of the class", rows)
+    step = -(-len(names) // 30)  # name at most 30 rows, none of them beside the two global ones unless all fit
+    shown = [0, *range(step, len(names) - step, step), len(names) - 1]
+    axes.set_yticks(shown, [names[i] for i in shown], fontsize=8)
+    _class_axis(axes, run.classes, horizontal=True)
+    return figure
+
+
+def round_picture(history: History) -> np.ndarray:
+    """[S + 2, C]: class accuracy of the global model before, of the S local models, and of the global model after.
+
+    The row of a global model that was not evaluated is nan.
+    """
+    by_round = dict(zip(history.rounds, history.class_accuracy, strict=True))
+    local, last = history.local_class_accuracy[-1], history.local_rounds[-1]
+    absent = np.full(local.shape[1], np.nan)
+    return np.vstack([by_round.get(last - 1, absent), local, by_round.get(last, absent)])
+
+
+def cell_edges(rounds: np.ndarray) -> np.ndarray:
+    """[R + 1]: cell borders half way between evaluated rounds [R], so that a cell is centred on its round."""
+    if len(rounds) == 1:
+        return rounds[0] + np.array([-0.5, 0.5])
+    middle = (rounds[1:] + rounds[:-1]) / 2
+    return np.concatenate([[2 * rounds[0] - middle[0]], middle, [2 * rounds[-1] - middle[-1]]])
+
+
+def _figure(
+    run: RunFiles, subject: str, height: float, rows: int = 1, ratio: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots(rows, 1, squeeze=False, height_ratios=ratio)[:, 0]
+    figure.suptitle(f"{subject}\n{run.title}", fontsize=10)
+    return figure, list(axes)
+
+
+def _map_height(rows: int) -> float:
+    """Inches for a map of so many rows: one line of text each, but no more than half a page."""
+    return float(np.clip(0.22 * rows, 1.0, 5.5))
+
+
+def _heat_map(run: RunFiles, history: History, subject: str, values: np.ndarray, label: str, top: float) -> Figure:
+    """`values` [R, C] as a map with classes downwards and true round numbers to the right."""
+    figure, (axes,) = _figure(run, subject, 1.5 + _map_height(values.shape[1]))
+    image = axes.pcolormesh(
+        cell_edges(np.array(history.rounds)),
+        np.arange(values.shape[1] + 1) - 0.5,
+        np.ma.masked_invalid(values.T),
+        cmap=_map(),
+        vmin=0,
+        vmax=top,
+    )
+    axes.invert_yaxis()
+    _class_axis(axes, run.classes)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(_integers(12))
+    _colour_bar(figure, axes, image, label, values)
+    return figure
+
+
+def _map() -> Colormap:
+    from matplotlib import colormaps
+
+    return colormaps[MAP].with_extremes(bad=ABSENT)
+
+
+def _colour_bar(figure: Figure, axes: Axes, image: ScalarMappable, label: str, values: np.ndarray) -> None:
+    finite = np.isfinite(values)
+    clipped = image.norm.vmax is not None and bool((values[finite] > image.norm.vmax).any())
+    bar = figure.colorbar(image, ax=axes, extend="max" if clipped else "neither", pad=0.02)
+    bar.set_label(label if finite.all() else f"{label}\n(grey: undefined)", fontsize=9)
+
+
+def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
+    """One disc per client and class, its area proportional to the number of examples."""
+    clients, classes = counts.shape
+    cell = min(72 * 0.75 * WIDTH / clients, 72 * 0.9 * _map_height(classes) / classes)  # points
+    scale = 1.2 * cell**2 / max(counts.max(), 1)
+    client, label = counts.nonzero()
+    axes.scatter(client, label, s=np.maximum(counts[client, label] * scale, 0.8), color=BLUE, alpha=0.75, linewidth=0)
+    for example in sorted({max(int(counts.max() * part), 1) for part in (0.1, 0.5, 1)}):
+        axes.scatter([], [], s=example * scale, color=BLUE, alpha=0.75, linewidth=0, label=f"{example}")
+    axes.set_ylim(classes - 0.3, -0.7)
+    axes.grid(color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(
+        title="examples", loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, title_fontsize=8, labelspacing=1.2
+    )
+
+
+def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
+    """Counts as colours on a logarithmic scale; white = none."""
+    edges, pooled = pool_clients(counts, MOST_COLUMNS)
+    size = int(edges[1] - edges[0])
+    present = np.ma.masked_equal(pooled.T, 0)
+    norm = LogNorm(1, max(counts.max(), 2))
+    image = axes.pcolormesh(edges - 0.5, np.arange(counts.shape[1] + 1) - 0.5, present, cmap=f"{MAP}_r", norm=norm)
+    axes.invert_yaxis()
+    pooling = f"\n(largest of {size} neighbouring clients)" if size > 1 else ""
+    figure.colorbar(image, ax=axes, pad=0.02).set_label(f"examples, white: none{pooling}", fontsize=9)
+
+
+def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts [K, C] as at most `most` rows, each the maximum over a run of neighbouring clients.
+
+    Returns the borders [G + 1] of the runs and the maxima [G, C]. All runs but the last have the same length.
+    """
+    starts = np.arange(0, len(counts), -(-len(counts) // most))
+    return np.append(starts, len(counts)), np.maximum.reduceat(counts, starts, axis=0)
+
+
+def _integers(most: int) -> MaxNLocator:
+    """Ticks at multiples of 1, 2 or 5 times a power of ten."""
+    return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+
+
+def _line(axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False) -> None:
+    """A curve, with markers where the points are few; nothing when there are none."""
+    if rounds.size:
+        marker = "o" if rounds.size <= 40 else None
+        width = (1.0 if faint else 1.6) if rounds.size <= 300 else 0.7
+        axes.plot(rounds, values, color=colour, marker=marker, markersize=3.5, linewidth=width, label=label)
+
+
+def _round_axis(run: RunFiles, *panels: Axes) -> None:
+    """The same round axis, from the first row of rounds.csv to the last, for all panels, and legends beside them."""
+    rounds = run.columns["round"]
+    first, last = np.nanmin(rounds), np.nanmax(rounds)
+    margin = 0.02 * max(last - first, 1)
+    for axes in panels:
+        axes.set_xlim(first - margin, last + margin)
+        axes.xaxis.set_major_locator(_integers(12))
+        axes.grid(color="0.92", linewidth=0.6)
+        axes.set_axisbelow(True)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, borderaxespad=0, frameon=False)
+    panels[-1].set_xlabel("round")
+
+
+def _class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
+    """Every class by name when there are few, else class indices at round numbers."""
+    axis = axes.xaxis if horizontal else axes.yaxis
+    axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
+    if len(classes) > NAMED_CLASSES:
+        axis.set_major_locator(_integers(10))
+        return
+    names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in classes]
+    axis.set_ticks(range(len(names)), names, fontsize=8)
+    if horizontal and max(map(len, names)) > 4:
+        for text in axis.get_ticklabels():
+            text.set(rotation=40, ha="right", rotation_mode="anchor")

@@ -1,0 +1,123 @@
+"""Read the files of a run directory into arrays; every file may be missing or end early."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from yaml import YAMLError
+
+from fedexp.data.partition import load_npz
+from fedexp.errors import ConfigError
+from fedexp.metrics.history import History, load_history
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What the pictures of a run need; nan marks an undefined value."""
+
+    title: str  # the run in one line
+    columns: dict[str, np.ndarray]  # rounds.csv: float [T] per column
+    targets: tuple[float, ...]
+    counts: np.ndarray | None  # int [K, C]: training examples of each client per class
+    classes: tuple[str, ...]  # names; index = label
+    history: History | None  # class accuracies
+
+    def has(self, column: str) -> bool:
+        return self.points(column)[0].size > 0
+
+    def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """(rounds, values) where the column is finite: rounds without evaluation or after divergence drop out."""
+        values = self.columns.get(column, np.empty(0))
+        finite = np.isfinite(values)
+        rounds = self.columns["round"][finite] if values.size else values
+        return rounds, values[finite]
+
+
+def load_run(run_dir: Path) -> RunFiles:
+    """Read a run directory. Raises ConfigError naming a damaged file."""
+    config, summary = _read_yaml(run_dir / "config.yaml"), _read_json(run_dir / "summary.json")
+    choices = _read_yaml(run_dir / ".hydra" / "hydra.yaml").get("hydra", {}).get("runtime", {}).get("choices", {})
+    partition = run_dir / "partition.npz"
+    arrays = load_npz(partition) if partition.exists() else {}
+    drawable = arrays and (run_dir / "class_accuracy.csv").exists()
+    history = load_history(run_dir) if drawable else None
+    return RunFiles(
+        title=describe(config, summary, choices),
+        columns=read_columns(run_dir / "rounds.csv"),
+        targets=tuple(map(float, config.get("targets") or ())),
+        counts=arrays.get("counts"),
+        classes=tuple(map(str, arrays["classes"])) if arrays else (),
+        history=history if history and history.rounds else None,
+    )
+
+
+def read_columns(path: Path) -> dict[str, np.ndarray]:
+    """A csv file with a header as float columns; an empty, missing or non-numeric field is nan."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name] if rows else []
+    return {name: np.array([_number(row[name]) for row in rows]) for name in names}
+
+
+def describe(config: dict[str, Any], summary: dict[str, Any], choices: dict[str, Any]) -> str:
+    """One line for titles: algorithm, data set, partition, clients, seed, and the status if it is not `completed`.
+
+    Names come from the configuration (`name` of the group), else Hydra's choices, else the summary.
+    """
+
+    def name(group: str) -> str | None:
+        node = config.get(group)
+        if isinstance(node, dict):
+            target = str(node.get("_target_", "")).rpartition(".")[2].lower()
+            node = node.get("name") or choices.get(group) or summary.get(group) or target
+        return node or choices.get(group) or summary.get(group)
+
+    partition = name("partition")
+    for key in ("alpha", "shards_per_client"):
+        if partition and config.get(key) is not None:
+            partition += f" {key}={config[key]}"
+    clients, seed, status = config.get("num_clients"), config.get("seed"), summary.get("status")
+    parts = [
+        " on ".join(filter(None, (name("algorithm"), name("dataset")))),
+        partition,
+        f"{clients} clients" if clients else None,
+        f"seed {seed}" if seed is not None else None,
+        status if status != "completed" else None,
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text) if text else np.nan
+    except ValueError:
+        return np.nan
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    return _read(path, lambda: OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return _read(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+
+
+def _read(path: Path, parse: Callable[[], Any]) -> dict[str, Any]:
+    """What `parse` makes of an existing file, {} for a missing one. ConfigError when it is not a mapping."""
+    if not path.exists():
+        return {}
+    try:
+        content = parse()
+        if not isinstance(content, dict):
+            raise ValueError("not a mapping")
+    except (ValueError, YAMLError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    return content

@@ -1,0 +1,74 @@
+"""The text of `fedexp --help`: made from conf/ itself, so that it is never out of date; imports nothing heavy."""
+
+from pathlib import Path
+
+from fedexp.explain import list_groups, list_options
+
+HEADER = """\
+fedexp: federated-learning experiments that measure forgetting.
+
+  fedexp [group=option ...] [key=value ...]          one run
+  fedexp --multirun group=a,b key=1,2,3              a sweep over all combinations, below multirun/
+  fedexp resume=<run directory>                      go on with an interrupted run
+"""
+
+KNOBS = """\
+Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg job` shows what a run would use)
+  alpha=0.1 min_size=10           with partition=lda        shards_per_client=2     with partition=sharding
+  rounds=200                      communication rounds      num_clients=100         clients in total
+  participation=0.1               fraction sampled a round  weighting=examples      or uniform
+  local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
+  local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
+  eval_interval=1                 evaluate every n rounds   targets=[0.5,0.6]       for rounds-to-target
+  seed=0                          or one for each of        seeds.partition  seeds.sampling  seeds.training
+  algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1         parameters by the papers' symbols
+  hardware.precision=fp32         fp32, tf32, bf16, fp64    hardware.threads=1      CPU threads
+  data_dir=data                   or the variable FEDEXP_DATA; where data sets lie or are downloaded to
+  hydra.run.dir=<directory>       where a run is written (default: outputs/<date>/<time>_...)
+"""
+
+EXAMPLES = """\
+Examples
+  fedexp                                                        digits, 20 clients, lda, FedAvg: under a minute
+  fedexp algorithm=fedntd partition=lda alpha=0.1               the same with not-true distillation
+  fedexp dataset=cifar10 partition=sharding shards_per_client=2 algorithm=fedntd    FedNTD's protocol, Table 1
+  fedexp dataset=mnist forgetting_metric=all tracker=none       every notion of forgetting, no W&B
+  fedexp --multirun algorithm=fedavg,fedntd seed=0,1,2          six runs, each complete in its own directory
+
+More: --cfg job (the composed configuration), --config-dir DIR (your own groups), --hydra-help (Hydra's own flags)."""
+
+
+def help_text(conf: Path, extra: list[Path]) -> str:
+    """The whole help; extra: directories given by --config-dir."""
+    return "\n".join([HEADER, groups_text(conf, extra), KNOBS, EXAMPLES])
+
+
+def groups_text(conf: Path, extra: list[Path]) -> str:
+    """Every group with its options and their one-line descriptions; the default is starred."""
+    chosen = defaults(conf)
+    lines = ["Groups (* = default)"]
+    for group in list_groups([conf, *extra]):
+        lines.append(f"  {group}")
+        for option in list_options(group, [conf, *extra]):
+            star = "*" if chosen.get(group) == option else " "
+            path = next(d / group / f"{option}.yaml" for d in [*extra, conf] if (d / group / f"{option}.yaml").exists())
+            lines.append(f"   {star}{option:<18} {description(path)}")
+    return "\n".join(lines) + "\n"
+
+
+def defaults(conf: Path) -> dict[str, str]:
+    """group -> option in the defaults list, read without a yaml parser to stay quick."""
+    chosen = {}
+    for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
+        if line.startswith("  - ") and ":" in line and "override" not in line:
+            group, option = line[4:].split(":", 1)
+            chosen[group.strip()] = option.strip()
+    return chosen
+
+
+def description(path: Path) -> str:
+    """The first comment line of an option that is not Hydra's package line."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and "@package" not in line:
+            return line.lstrip("# ").strip()
+    return ""

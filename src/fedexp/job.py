@@ -1,0 +1,277 @@
+"""One run from its configuration to its finished directory; imported late, since it brings torch with it."""
+
+import logging
+import platform
+import subprocess
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from omegaconf import DictConfig
+
+import fedexp
+from fedexp import files
+from fedexp.build import Built, build, resolve
+from fedexp.errors import ConfigError
+from fedexp.experiment import Experiment, State
+from fedexp.figures import make_figures
+from fedexp.hardware import Resolved
+from fedexp.prepare import prepare
+from fedexp.record import Recorder
+from fedexp.run import run
+from fedexp.trackers.base import RunInfo, Tracker
+from fedexp.trackers.progress import Progress, result_table
+
+log = logging.getLogger("fedexp")
+
+# What may differ when a run is resumed: where it runs and how it is watched, not what it computes.
+FREE_ON_RESUME = ("resume", "hardware", "tracker", "data_dir", "checkpoint_interval")
+ERROR = "error.txt"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Hydra knows of a job."""
+
+    config: DictConfig
+    directory: Path
+    overrides: Sequence[str]
+    choices: Mapping[str, str]  # group -> option
+    sweep: str | None  # name of the sweep this job belongs to
+
+
+def execute(job: Job) -> dict[str, Any]:
+    """Runs a job to its end and returns its summary. User errors raise ConfigError and leave nothing behind."""
+    built = build(job.config)
+    container = resolve(job.config) | {"choices": dict(job.choices)}
+    resumed = built.settings.resume is not None
+    saved = check_resume(job.directory, container) if resumed else check_new(job.directory)
+    if saved is not None and (job.directory / files.SUMMARY).exists() and saved["status"] != "running":
+        log.info("%s is complete (%d rounds); nothing to do", job.directory, saved["round"])
+        return finished_summary(job.directory)
+    prepared = prepare(built)
+    experiment, hardware = prepared.experiment, prepared.hardware
+    state = experiment.initial_state() if saved is None else State.from_tree(saved, hardware.device)
+    if saved is not None:
+        check_partition(job.directory, experiment)
+    make_directory(job.directory)
+    handler = log_to(job.directory / "run.log")
+    try:
+        log.info("hardware: %s", hardware.sentence())
+        if saved is None:
+            write_inputs(job, container, experiment)
+        else:
+            log.info("resuming after round %d", state.round)
+            (job.directory / ERROR).unlink(missing_ok=True)
+        return conduct(job, built, container, experiment, hardware, state, saved)
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def conduct(
+    job: Job,
+    built: Built,
+    container: dict[str, Any],
+    experiment: Experiment,
+    hardware: Resolved,
+    state: State,
+    saved: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
+    tracker: Tracker = built.groups["tracker"].create()
+    trackers: list[Tracker] = [Progress(), tracker]
+    recorder = Recorder(job.directory, experiment, trackers, None if saved is None else saved["lengths"])
+    try:
+        info = run_info(job, built, container, experiment, state)
+        for watching in trackers:
+            watching.start(info)
+        state.wandb_id = tracker.run_id
+        run(experiment, state, recorder)
+        summary = {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(hardware)
+        pictures = write_results(job.directory, state, summary)
+        tables = {"class_accuracy": pd.read_csv(job.directory / files.CLASSES)}
+        for watching in trackers:
+            watching.finish(summary, pictures, tables)
+        result_table(summary, result_files(job.directory, pictures))
+        return summary
+    except BaseException as error:
+        for watching in trackers:
+            watching.abort()
+        if isinstance(error, Exception) and not isinstance(error, ConfigError):
+            write_failure(job, built, hardware)
+        raise
+    finally:
+        recorder.close()
+
+
+def check_new(directory: Path) -> None:
+    if (directory / files.ROUNDS).exists():
+        raise ConfigError(
+            f"{directory}: already holds a run; continue it with resume={directory} or choose another hydra.run.dir"
+        )
+
+
+def check_resume(directory: Path, container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The checkpoint of a directory, after making sure that it was made with this configuration."""
+    saved_config = read_config(directory)
+    now, before = flatten(container), flatten(saved_config)
+    differing = [
+        f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
+        for key in sorted(now.keys() | before.keys())
+        if key.split(".")[0] not in FREE_ON_RESUME and not key.startswith("choices.") and now.get(key) != before.get(key)
+    ]
+    if differing:
+        raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
+    return files.load_tree(directory / files.CHECKPOINT)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    path = directory / files.CONFIG
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)") from None
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+
+
+def check_partition(directory: Path, experiment: Experiment) -> None:
+    """The data must still give the partition that the run began with."""
+    from fedexp.data.partition import Partition
+
+    saved = Partition.load(directory / files.PARTITION)
+    if saved.hash != experiment.partition.hash:
+        raise ConfigError(f"resume={directory}: the data now give another partition than this run began with")
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one dict with dotted keys."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    items: dict[str, Any] = {}
+    for key, value in node.items():
+        items |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return items
+
+
+def make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".hydra").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
+
+
+def log_to(path: Path) -> logging.Handler:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    return handler
+
+
+def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
+    """What the run was asked to do and which data each client has."""
+    text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
+    files.write_atomically(job.directory / files.CONFIG, text)
+    overrides = yaml.safe_dump(list(job.overrides), allow_unicode=True).encode()
+    files.write_atomically(job.directory / ".hydra" / "overrides.yaml", overrides)
+    experiment.partition.save(job.directory / files.PARTITION, experiment.bench.data.classes)
+    log.info("partition %s: %s", experiment.partition.hash[:12], experiment.partition.info)
+
+
+def run_info(job: Job, built: Built, container: dict[str, Any], experiment: Experiment, state: State) -> RunInfo:
+    choices = job.choices
+    label = "_".join([choices["dataset"], choices["algorithm"], choices["partition"], f"seed{built.settings.seed}"])
+    return RunInfo(
+        directory=job.directory,
+        config=container,
+        name=label,
+        group=job.sweep,
+        job_type=choices["algorithm"],
+        tags=(choices["dataset"], choices["partition"], choices["algorithm"], choices["model"]),
+        total_rounds=built.settings.rounds,
+        first_round=state.round,
+        classes=experiment.bench.data.classes,
+        wandb_id=state.wandb_id,
+    )
+
+
+def identity(job: Job, built: Built) -> dict[str, Any]:
+    return {
+        "algorithm": job.choices["algorithm"],
+        "dataset": job.choices["dataset"],
+        "partition": job.choices["partition"],
+        "model": job.choices["model"],
+        "seed": built.settings.seed,
+        "seeds": vars(built.seeds),
+    }
+
+
+def environment(hardware: Resolved) -> dict[str, Any]:
+    """With what the numbers were made."""
+    packages = ("torch", "torchvision", "numpy", "hydra-core", "wandb")
+    versions = {"fedexp": fedexp.__version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {"versions": versions, "commit": commit(), "hardware": hardware.as_dict()}
+
+
+def commit() -> str | None:
+    """The git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local changes."""
+    source = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=source, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != source.parents[1]:
+            return None  # some other project's checkout holds the environment that fedexp is installed in
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_results(directory: Path, state: State, summary: Mapping[str, Any]) -> list[Path]:
+    """summary.json last of the files that figures need; a picture that fails does not lose a run."""
+    if state.history.local_rounds:
+        state.history.save_local(directory / files.LOCAL)
+    files.write_json(directory / files.SUMMARY, summary)
+    try:
+        return make_figures(directory)
+    except Exception:
+        log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
+        return []
+
+
+def finished_summary(directory: Path) -> dict[str, Any]:
+    import json
+
+    summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+    result_table(summary, result_files(directory, sorted((directory / "figures").glob("*.png"))))
+    return summary
+
+
+def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
+    names = (files.SUMMARY, files.ROUNDS, files.CLASSES, files.CLIENTS, files.LOCAL, files.PARTITION, files.CONFIG)
+    return [directory / name for name in names if (directory / name).exists()] + list(pictures)
+
+
+def write_failure(job: Job, built: Built, hardware: Resolved) -> None:
+    """The traceback and a summary that says so, in the job's own directory."""
+    try:
+        files.write_atomically(job.directory / ERROR, traceback.format_exc().encode())
+        summary = {"status": "failed"} | identity(job, built) | environment(hardware)
+        files.write_json(job.directory / files.SUMMARY, summary)
+    except OSError as error:
+        log.error("the failure could not be written to %s: %s", job.directory, error)

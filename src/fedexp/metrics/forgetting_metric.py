@@ -1,0 +1,209 @@
+"""The `forgetting_metric` group: which measures a run evaluates and logs (formulas: fedexp.metrics.forgetting)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedexp.errors import require
+from fedexp.metrics import forgetting
+from fedexp.metrics.accuracy import class_mean
+from fedexp.metrics.history import History
+
+
+@dataclass(frozen=True)
+class ForgettingMetric:
+    """Base of the group. Keys do not depend on the round; what is not defined yet is nan."""
+
+    @property
+    def needs_local(self) -> bool:
+        """Whether local models must be evaluated, in every round."""
+        return False
+
+    def round_values(self, history: History) -> dict[str, float]:
+        """Columns of rounds.csv for the last recorded round."""
+        raise NotImplementedError
+
+    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+        """One value per client, [S] each, for `history.local_rounds[index]`."""
+        return {}
+
+    def client_values(self, history: History) -> dict[str, np.ndarray]:
+        """Columns of clients.csv for the last recorded round, [S] each in the order of `history.sampled[-1]`.
+
+        Empty when the local models of that round are not recorded.
+        """
+        recorded = bool(history.local_rounds) and history.local_rounds[-1] == history.rounds[-1]
+        return self.local_values(history, len(history.local_rounds) - 1) if recorded else {}
+
+    def summary(self, history: History) -> dict[str, float]:
+        """What stands for the whole run in summary.json; by default the values of the last round."""
+        return self.round_values(history)
+
+    def _client_mean(self, history: History, key: str) -> float:
+        """Mean over the clients of the last round."""
+        return _mean(self.client_values(history).get(key, ()))
+
+    def _run_mean(self, history: History, key: str) -> float:
+        """Mean over rounds of the mean over clients."""
+        return _mean([_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))])
+
+
+def _mean(values: np.ndarray | Sequence[float]) -> float:
+    return float(class_mean(np.asarray(values, dtype=np.float64)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardTransfer(ForgettingMetric):
+    """`forgetting`: F up to this round (FedNTD Eq. 5)."""
+
+    def round_values(self, history: History) -> dict[str, float]:
+        return {"forgetting": forgetting.backward_transfer(history.matrix)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundDrop(ForgettingMetric):
+    """`round_forgetting`: drops since the previous evaluated round (Flashback section 3).
+
+    With `local` also `local_round_forgetting`, drops during local training: one value per client, and their mean.
+    The summary holds the means over all rounds.
+    """
+
+    local: bool
+
+    @property
+    def needs_local(self) -> bool:
+        return self.local
+
+    def round_values(self, history: History) -> dict[str, float]:
+        drops = forgetting.round_drop(history.matrix)
+        values = {"round_forgetting": float(drops[-1]) if drops.size else float("nan")}
+        if self.local:
+            values["local_round_forgetting"] = self._client_mean(history, "local_round_forgetting")
+        return values
+
+    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+        if not self.local:
+            return {}
+        before = history.distributed(history.local_rounds[index])
+        return {"local_round_forgetting": forgetting.local_round_drop(before, history.local_class_accuracy[index])}
+
+    def summary(self, history: History) -> dict[str, float]:
+        values = {"round_forgetting": _mean(forgetting.round_drop(history.matrix))}
+        if self.local:
+            values["local_round_forgetting"] = self._run_mean(history, "local_round_forgetting")
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgettingDegree(ForgettingMetric):
+    """`forgetting_degree`: share of a class lost in local training (FedKA Eq. 1), mean over classes and clients.
+
+    Gains of classes that the global model does not know are about -1/xi; so means are of the degree clipped at -1.
+    Raw values [S, C]: `fedexp.metrics.forgetting.forgetting_degree`. The summary is the mean over rounds.
+    """
+
+    xi: float  # small positive constant of the denominator
+
+    def __post_init__(self):
+        require(self.xi > 0, "forgetting_metric.xi", self.xi, "greater than 0")
+
+    @property
+    def needs_local(self) -> bool:
+        return True
+
+    def round_values(self, history: History) -> dict[str, float]:
+        return {"forgetting_degree": self._client_mean(history, "forgetting_degree")}
+
+    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+        before = history.distributed(history.local_rounds[index])
+        degree = forgetting.forgetting_degree(before, history.local_class_accuracy[index], self.xi)
+        return {"forgetting_degree": class_mean(np.maximum(degree, -1.0))}
+
+    def summary(self, history: History) -> dict[str, float]:
+        return {"forgetting_degree": self._run_mean(history, "forgetting_degree")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InOutLocal(ForgettingMetric):
+    """In- and out-local accuracy (FedNTD Definition 1, Fig. 4).
+
+    Of the local models: one value per client, their mean and (population) standard deviation over the sampled clients.
+    Of the global model after the round: on the joint distribution of the sampled clients.
+    """
+
+    @property
+    def needs_local(self) -> bool:
+        return True
+
+    def round_values(self, history: History) -> dict[str, float]:
+        clients = self.client_values(history)
+        values = {}
+        for key in ("in_local_accuracy", "out_local_accuracy"):
+            column = clients.get(key, np.empty(0))
+            values[key] = _mean(column)
+            values[f"{key}_std"] = _mean((column - values[key]) ** 2) ** 0.5
+        inside = outside = float("nan")
+        if clients:
+            inside, outside = forgetting.in_out_joint(history.class_accuracy[-1], history.counts[history.sampled[-1]])
+        return values | {"global_in_accuracy": inside, "global_out_accuracy": outside}
+
+    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+        counts = history.counts[history.sampled[index]]
+        inside, outside = forgetting.in_out_local(history.local_class_accuracy[index], counts)
+        return {"in_local_accuracy": inside, "out_local_accuracy": outside}
+
+
+def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One dict; a key that comes twice must have the same value (nan equals nan)."""
+    merged: dict[str, Any] = {}
+    for result in results:
+        for key, value in result.items():
+            if not np.array_equal(merged.setdefault(key, value), value, equal_nan=True):
+                raise ValueError(f"two forgetting metrics disagree on '{key}': {merged[key]} and {value}")
+    return merged
+
+
+@dataclass(frozen=True)
+class Composite(ForgettingMetric):
+    """Several metrics as one; keys that two of them share must agree."""
+
+    def parts(self) -> Sequence[ForgettingMetric]:
+        raise NotImplementedError
+
+    @property
+    def needs_local(self) -> bool:
+        return any(metric.needs_local for metric in self.parts())
+
+    def round_values(self, history: History) -> dict[str, float]:
+        return _merge(metric.round_values(history) for metric in self.parts())
+
+    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+        return _merge(metric.local_values(history, index) for metric in self.parts())
+
+    def summary(self, history: History) -> dict[str, float]:
+        return _merge(metric.summary(history) for metric in self.parts())
+
+
+@dataclass(frozen=True)
+class Metrics(Composite):
+    """The given metrics, for example `Metrics((BackwardTransfer(), RoundDrop(local=False)))`."""
+
+    members: Sequence[ForgettingMetric]
+
+    def parts(self) -> Sequence[ForgettingMetric]:
+        return self.members
+
+
+@dataclass(frozen=True, kw_only=True)
+class All(Composite):
+    """Every metric of the group; evaluates local models."""
+
+    xi: float  # of ForgettingDegree
+
+    def __post_init__(self):
+        self.parts()  # checks xi
+
+    def parts(self) -> Sequence[ForgettingMetric]:
+        return BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=self.xi), InOutLocal()

@@ -1,0 +1,135 @@
+"""What every metric is computed from: class accuracies of the global and, where evaluated, of the local models."""
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedexp.data.partition import Partition, load_npz, save_npz
+from fedexp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class History:
+    """Class accuracies of one run so far.
+
+    Runs that evaluate local models evaluate the global model in every round, so that the model distributed in round r
+    is the one evaluated in round r-1.
+    """
+
+    counts: np.ndarray  # int64 [K, C]: training labels of each client
+    rounds: list[int] = field(default_factory=list)  # evaluated rounds, ascending; the first is 0, the initial model
+    class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [C] each, nan for an absent class
+    local_rounds: list[int] = field(default_factory=list)
+    sampled: list[np.ndarray] = field(default_factory=list)  # int64 [S] each: the clients of a local round
+    local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
+
+    def add(self, round: int, class_accuracy: np.ndarray) -> None:
+        """Record the global model after `round`."""
+        assert not self.rounds or round > self.rounds[-1], "rounds are recorded in order"
+        self.rounds.append(round)
+        self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+
+    def add_local(self, round: int, sampled: np.ndarray, class_accuracy: np.ndarray) -> None:
+        """Record the models that the sampled clients [S] trained in `round`, class accuracies [S, C]."""
+        assert not self.local_rounds or round > self.local_rounds[-1], "rounds are recorded in order"
+        self.local_rounds.append(round)
+        self.sampled.append(np.asarray(sampled, dtype=np.int64))
+        self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """`cw` of the metrics, float64 [evaluated rounds, C]."""
+        return np.stack(self.class_accuracy) if self.rounds else np.empty((0, self.counts.shape[1]))
+
+    def distributed(self, round: int) -> np.ndarray:
+        """Class accuracies [C] of the global model that clients started from in `round`."""
+        return self.class_accuracy[self.rounds.index(round - 1)]
+
+    def to_tree(self) -> "dict[str, torch.Tensor]":
+        """A dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""
+        import torch
+
+        return {key: torch.from_numpy(array) for key, array in ({"counts": self.counts} | self._arrays()).items()}
+
+    @classmethod
+    def from_tree(cls, tree: "dict[str, torch.Tensor]") -> "History":
+        """The inverse of `to_tree`."""
+        return cls._from_arrays({key: tensor.cpu().numpy() for key, tensor in tree.items()})
+
+    def save_local(self, path: Path) -> None:
+        """Write local_class_accuracy.npz: rounds [T], sampled [T, S], accuracy [T, S, C]."""
+        arrays = self._arrays()
+        names = {"rounds": "local_rounds", "sampled": "sampled", "accuracy": "local_class_accuracy"}
+        save_npz(path, **{name: arrays[key] for name, key in names.items()})
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        classes = self.counts.shape[1]
+        return {
+            "rounds": np.array(self.rounds, dtype=np.int64),
+            "class_accuracy": self.matrix,
+            "local_rounds": np.array(self.local_rounds, dtype=np.int64),
+            "sampled": np.stack(self.sampled) if self.sampled else np.empty((0, 0), dtype=np.int64),
+            "local_class_accuracy": (
+                np.stack(self.local_class_accuracy) if self.local_class_accuracy else np.empty((0, 0, classes))
+            ),
+        }
+
+    @classmethod
+    def _from_arrays(cls, arrays: dict[str, np.ndarray]) -> "History":
+        numbers = {key: arrays[key].tolist() for key in ("rounds", "local_rounds")}
+        lists = {key: list(arrays[key]) for key in ("class_accuracy", "sampled", "local_class_accuracy")}
+        return cls(counts=arrays["counts"], **numbers, **lists)
+
+
+def load_history(run_dir: Path) -> History:
+    """Rebuild the history from a run directory, so that any metric can be computed after the run.
+
+    Reads class_accuracy.csv, partition.npz and, if it is there, local_class_accuracy.npz. Raises ConfigError naming a
+    file that is missing or damaged.
+    """
+    run_dir = Path(run_dir)
+    counts = Partition.load(run_dir / "partition.npz").counts
+    rounds, matrix = _read_class_accuracy(run_dir / "class_accuracy.csv", counts.shape[1])
+    arrays = {
+        "counts": counts,
+        "rounds": rounds,
+        "class_accuracy": matrix,
+        "local_rounds": np.empty(0, dtype=np.int64),
+        "sampled": np.empty((0, 0), dtype=np.int64),
+        "local_class_accuracy": np.empty((0, 0, counts.shape[1])),
+    }
+    local = run_dir / "local_class_accuracy.npz"
+    if local.exists():
+        saved = load_npz(local)
+        missing = {"rounds", "sampled", "accuracy"} - saved.keys()
+        if missing:
+            raise ConfigError(f"{local}: lacks the arrays {', '.join(sorted(missing))}")
+        arrays |= {
+            "local_rounds": saved["rounds"],
+            "sampled": saved["sampled"],
+            "local_class_accuracy": saved["accuracy"],
+        }
+    return History._from_arrays(arrays)
+
+
+def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tidy file `round,class,accuracy` as rounds [T+1] and accuracies [T+1, C]; an empty accuracy is nan."""
+    table: dict[int, np.ndarray] = {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                accuracies = table.setdefault(int(row["round"]), np.full(classes, np.nan))
+                accuracies[int(row["class"])] = float(row["accuracy"] or "nan")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"{path}: not a table round,class,accuracy of {classes} classes ({error!r})") from None
+    rounds = sorted(table)
+    matrix = np.stack([table[r] for r in rounds]) if rounds else np.empty((0, classes))
+    return np.array(rounds, dtype=np.int64), matrix

@@ -1,0 +1,93 @@
+"""The convolutional network of McMahan et al. (2017) in the variants that the forgetting papers train."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.errors import ConfigError, require
+from fedexp.models import Output
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN:
+    """Convolutions, each followed by a 2x2 max-pool and a ReLU, then fully connected layers and a classifier.
+
+    The fully connected part adapts to the image size.
+    """
+
+    mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
+
+    channels: tuple[int, ...]  # output channels of each convolution
+    kernel: int  # side of the convolution kernels, pixels
+    padding: int  # zero padding of the convolutions on every side, pixels
+    hidden: tuple[int, ...]  # width of each fully connected layer; the last one gives the features
+
+    def __post_init__(self) -> None:
+        for key, widths in (("model.channels", self.channels), ("model.hidden", self.hidden)):
+            require(len(widths) > 0 and min(widths) > 0, key, list(widths), "a non-empty list of positive integers")
+        require(self.kernel >= 1, "model.kernel", self.kernel, "at least 1")
+        require(0 <= self.padding < self.kernel, "model.padding", self.padding, "at least 0 and less than model.kernel")
+
+    @property
+    def smallest_image(self) -> int:
+        """The smallest side in pixels that leaves one pixel after the last pooling."""
+        side = 1
+        for _ in self.channels:
+            side = 2 * side + self.kernel - 1 - 2 * self.padding
+        return side
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """A freshly initialised network for images of `shape` (channels, height, width).
+
+        Raises ConfigError when the image is too small for the convolutions.
+        """
+        _, height, width = shape
+        if min(height, width) < self.smallest_image:
+            raise ConfigError(
+                f"model: {len(self.channels)} convolutions of kernel {self.kernel} and padding {self.padding}, each "
+                f"with pooling, need images of at least {self.smallest_image} x {self.smallest_image} pixels; "
+                f"these are {height} x {width}"
+            )
+        return CNNModule(self, shape, num_classes)
+
+
+class CNNModule(nn.Module):
+    """The network that `CNN.build` makes."""
+
+    def __init__(self, spec: CNN, shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        width, *size = shape
+        self.convolutions = nn.ModuleList()
+        for out in spec.channels:
+            self.convolutions.append(nn.Conv2d(width, out, spec.kernel, padding=spec.padding))
+            size = [(side + 2 * spec.padding - spec.kernel + 1) // 2 for side in size]
+            width = out
+        width *= size[0] * size[1]
+        self.hidden = nn.ModuleList()
+        for out in spec.hidden:
+            self.hidden.append(nn.Linear(width, out))
+            width = out
+        self.classifier = nn.Linear(width, num_classes)
+
+    def hidden_activations(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Post-ReLU output [B, D] of every fully connected layer for images x [B, C, H, W]; the last are the features.
+
+        These are the neurons of FedNTD's weight alignment (Table 2, Eq. 19).
+        """
+        for convolution in self.convolutions:
+            x = F.relu(
+                F.max_pool2d(convolution(x), 2)
+            )  # ReLU is monotone, so it commutes with max: 4 times fewer ReLUs
+        x = x.flatten(1)
+        activations = []
+        for layer in self.hidden:
+            x = F.relu(layer(x))
+            activations.append(x)
+        return tuple(activations)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        features = self.hidden_activations(x)[-1]
+        return Output(features, self.classifier(features))

@@ -1,0 +1,132 @@
+"""Residual networks: FedNTD's small ResNet for CIFAR and torchvision's ResNets with random initialisation."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.errors import ConfigError, require, require_choice
+from fedexp.models import Output
+
+DEPTHS = (18, 34, 50, 101, 152)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CifarResNet:
+    """3x3 stem without pooling, one basic block a stage, every batch norm on the statistics of the batch at hand.
+
+    The norms keep no running statistics, in training and in evaluation alike: the model has no buffers, nothing but
+    weights is averaged, and its test accuracy depends (slightly) on how the test set is cut into batches.
+    """
+
+    mixes_examples: ClassVar[bool] = True  # batch norm
+
+    widths: tuple[int, ...]  # channels of each stage; every stage after the first halves the image
+
+    def __post_init__(self) -> None:
+        valid = len(self.widths) > 0 and min(self.widths) > 0
+        require(valid, "model.widths", list(self.widths), "a non-empty list of positive integers")
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """A freshly initialised network for images of `shape` (channels, height, width).
+
+        Raises ConfigError when the last stage would see a single pixel: there, the batch statistics of one example
+        (a last batch of size 1) are undefined.
+        """
+        _, height, width = shape
+        smallest = 2 ** (len(self.widths) - 1) + 1
+        if max(height, width) < smallest:
+            raise ConfigError(
+                f"model: a ResNet of {len(self.widths)} stages needs images of at least {smallest} x {smallest} "
+                f"pixels; these are {height} x {width} (model=cnn works)"
+            )
+        return CifarResNetModule(self.widths, shape[0], num_classes)
+
+
+class CifarResNetModule(nn.Module):
+    """The network that `CifarResNet.build` makes."""
+
+    def __init__(self, widths: tuple[int, ...], channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.stem = _Convolution(channels, widths[0], 3, 1)
+        before = (widths[0], *widths)
+        self.stages = nn.ModuleList(
+            _BasicBlock(before[stage], width, stride=1 if stage == 0 else 2) for stage, width in enumerate(widths)
+        )
+        self.classifier = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        x = F.relu(self.stem(x))
+        for stage in self.stages:
+            x = stage(x)
+        features = x.mean((2, 3))
+        return Output(features, self.classifier(features))
+
+
+class _Convolution(nn.Sequential):
+    """Convolution without bias that keeps the size up to its stride, then batch norm on batch statistics."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
+        super().__init__(
+            nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False),
+            nn.BatchNorm2d(after, track_running_stats=False),
+        )
+
+
+class _BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = _Convolution(before, after, 3, stride)
+        self.second = _Convolution(after, after, 3, 1)
+        same = before == after and stride == 1
+        self.shortcut: nn.Module = nn.Identity() if same else _Convolution(before, after, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchvisionResNet:
+    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random initialisation.
+
+    Batch norm keeps running statistics (buffers). An image of at most 32 x 32 pixels reaches the last stage as one
+    pixel, so PyTorch refuses a training batch of a single example there.
+    """
+
+    mixes_examples: ClassVar[bool] = True  # batch norm
+
+    depth: int  # number of layers: 18, 34, 50, 101 or 152
+
+    def __post_init__(self) -> None:
+        require_choice("model.depth", str(self.depth), map(str, DEPTHS))
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """A freshly initialised network for images of `shape` (channels, height, width) of any size."""
+        from torchvision import models  # slow to import, and no other model needs it
+
+        network = getattr(models, f"resnet{self.depth}")(weights=None, num_classes=num_classes)
+        if shape[0] != 3:
+            stem = network.conv1
+            network.conv1 = nn.Conv2d(shape[0], stem.out_channels, kernel_size=7, stride=2, padding=3, bias=False)
+            nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+        return TorchvisionModule(network)
+
+
+class TorchvisionModule(nn.Module):
+    """A torchvision ResNet whose last layer is kept apart, so that its input can be returned."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        classifier = network.fc
+        assert isinstance(classifier, nn.Linear)
+        network.fc = nn.Identity()
+        self.backbone = network
+        self.classifier = classifier
+
+    def forward(self, x: torch.Tensor) -> Output:
+        features = self.backbone(x)
+        return Output(features, self.classifier(features))

@@ -1,0 +1,73 @@
+"""From a checked configuration to an experiment: loads the data, partitions it, makes model and engine."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from fedexp.algorithms.base import Federation
+from fedexp.build import Built
+from fedexp.data.augment import Normalise
+from fedexp.data.partition import make_partition
+from fedexp.engine.base import Workbench
+from fedexp.engine.network import FunctionalNetwork, seeded_torch
+from fedexp.errors import ConfigError
+from fedexp.experiment import Experiment
+from fedexp.hardware import Resolved
+from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
+from fedexp.rng import stream, torch_seed
+
+log = logging.getLogger("fedexp")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    experiment: Experiment
+    hardware: Resolved
+
+
+def prepare(built: Built) -> Prepared:
+    """Loads and assembles everything; raises ConfigError where data and settings do not fit together."""
+    settings, groups = built.settings, built.groups
+    model = groups["model"]
+    metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), groups["forgetting_metric"]))
+    if metrics.needs_local and settings.eval_interval != 1:
+        raise ConfigError(
+            f"eval_interval={settings.eval_interval}: must be 1 with a forgetting_metric that evaluates local models, "
+            "since it compares them with the global model of the round before"
+        )
+    hardware = groups["hardware"].resolve(model.mixes_examples)
+    hardware.apply()
+    data = groups["dataset"].load()
+    augmentation = groups["dataset"].augmentation
+    labels = data.y_train.numpy()
+    partition = make_partition(
+        groups["partition"], labels, data.num_classes, settings.num_clients,
+        stream(built.seeds.partition, "partition"), data.owners,
+    )  # fmt: skip
+    with seeded_torch(torch_seed(built.seeds.training, "initial model")):
+        module = model.build(data.shape, data.num_classes)
+    # channels_last: the layout in which both oneDNN and cuDNN convolve fastest.
+    module = module.to(hardware.device, hardware.dtype, memory_format=torch.channels_last)
+    initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    bench = Workbench(
+        net=FunctionalNetwork(module, hardware.precision),
+        data=data.to(hardware.device),
+        normalise=Normalise(data.mean, data.std, data.max_value),
+        augmentation=augmentation if settings.augment and augmentation.active else None,
+        local=built.local,
+        dtype=hardware.dtype,
+    )
+    experiment = Experiment(
+        settings=settings,
+        seeds=built.seeds,
+        algorithm=groups["algorithm"],
+        partition=partition,
+        federation=Federation(partition.parts, partition.counts, settings.weighting),
+        bench=bench,
+        engine=hardware.make_engine(),
+        metrics=metrics,
+        initial=initial,
+        mixes_examples=model.mixes_examples,
+    )
+    return Prepared(experiment, hardware)

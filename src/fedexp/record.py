@@ -1,0 +1,189 @@
+"""Turns the results of rounds into tidy files, checkpoints, the summary and calls of the trackers."""
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedexp import files, tree
+from fedexp.engine.base import Cohort, Evaluation
+from fedexp.experiment import Experiment, State
+from fedexp.metrics.accuracy import class_accuracy
+from fedexp.metrics.targets import rounds_to_target
+from fedexp.trackers.base import RoundRecord, Tracker
+from fedexp.tree import Tree
+
+log = logging.getLogger("fedexp")
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Everything that one round has produced."""
+
+    round: int
+    server: Tree
+    cohort: Cohort
+    client_states: list[Tree]
+    losses: list[float]  # [|S|]
+    train_loss: float  # weighted like the aggregation
+    lr: float
+    evaluation: Evaluation | None  # None: not evaluated in this round
+    local_class_correct: torch.Tensor | None  # int64 [|S|, C]
+    bytes_up: int
+    bytes_down: int
+    train_seconds: float
+    seconds: float
+
+
+class Recorder:
+    """Writes one run directory. What it has recorded is in the files before the next round starts."""
+
+    def __init__(
+        self, directory: Path, experiment: Experiment, trackers: Sequence[Tracker], lengths: Mapping[str, int] | None
+    ):
+        """lengths: of the files at the checkpoint that the run resumes from; None for a new run."""
+        self.directory, self.experiment, self.trackers = directory, experiment, trackers
+        self.files = files.RunFiles(directory, lengths)
+        data = experiment.bench.data
+        self.totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+
+    def record_initial(self, state: State, evaluation: Evaluation) -> None:
+        """Round 0: the initial model."""
+        with uninterrupted():
+            self._add_evaluation(state, 0, evaluation)
+            self._write_round(state, 0, evaluation, {})
+            self.save_checkpoint(state)
+
+    def record_round(self, state: State, result: RoundResult) -> None:
+        """Moves the state on to the end of this round and writes it down; Ctrl+C waits until that is done."""
+        with uninterrupted():
+            state.server, state.round = result.server, result.round
+            kept = zip(result.cohort.clients, result.client_states, strict=True)
+            state.clients |= {client: kept_state for client, kept_state in kept if kept_state}
+            examples = sum(schedule.examples for schedule in result.cohort.schedules)
+            state.examples += examples
+            state.train_seconds += result.train_seconds
+            state.seconds += result.seconds
+            if result.evaluation is not None:
+                self._add_evaluation(state, result.round, result.evaluation)
+            if result.local_class_correct is not None:
+                local = class_accuracy(result.local_class_correct.cpu().numpy(), self.totals)
+                state.history.add_local(result.round, np.array(result.cohort.clients), local)
+            self._update_status(state, result)
+            values = {
+                "train_loss": result.train_loss,
+                "lr": result.lr,
+                "bytes_up": result.bytes_up,
+                "bytes_down": result.bytes_down,
+                "train_samples_per_second": examples / result.train_seconds,
+                "train_seconds": result.train_seconds,
+                "seconds": result.seconds,
+            }
+            self._write_round(state, result.round, result.evaluation, values)
+            self._write_clients(state, result)
+            if state.status != "running" or state.round % self.experiment.settings.checkpoint_interval == 0:
+                self.save_checkpoint(state)
+
+    def save_checkpoint(self, state: State) -> None:
+        """The state together with the lengths of the files that belong to it."""
+        if not state.accuracy:
+            return  # nothing has been recorded yet
+        saved = state.to_tree() | {"lengths": self.files.lengths()}
+        files.save_tree(self.directory / files.CHECKPOINT, saved)
+
+    def _update_status(self, state: State, result: RoundResult) -> None:
+        if not math.isfinite(result.train_loss) or not tree.is_finite(result.server["params"]):
+            log.warning("round %d: the training loss or the model is not finite; the run has diverged", result.round)
+            state.status = "diverged"
+        elif result.round == self.experiment.settings.rounds:
+            state.status = "completed"
+
+    def _add_evaluation(self, state: State, number: int, evaluation: Evaluation) -> None:
+        correct = evaluation.class_correct.cpu().numpy()
+        state.history.add(number, class_accuracy(correct, self.totals))
+        state.accuracy.append((number, float(correct.sum() / self.totals.sum())))
+
+    def _write_round(
+        self, state: State, number: int, evaluation: Evaluation | None, values: Mapping[str, float | int]
+    ) -> None:
+        """One row of rounds.csv; cells are empty where a value is undefined."""
+        row: dict[str, Any] = {"round": number, "test_accuracy": None, "test_loss": None}
+        row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
+        per_class = None
+        forgetting = self.experiment.metrics.round_values(state.history)
+        if evaluation is None:
+            forgetting = dict.fromkeys(forgetting)
+        else:
+            per_class = state.history.class_accuracy[-1]
+            row |= {"test_accuracy": state.accuracy[-1][1], "test_loss": float(evaluation.loss)}
+            rows = ({"round": number, "class": c, "accuracy": a} for c, a in enumerate(per_class.tolist()))
+            self.files.append(files.CLASSES, rows)
+        row |= forgetting
+        for name in ("bytes_up", "bytes_down", "train_samples_per_second", "train_seconds", "seconds"):
+            row[name] = values.get(name)
+        self.files.append(files.ROUNDS, [row])
+        record = RoundRecord(number, {k: plain(v) for k, v in row.items() if k != "round"}, per_class)
+        for tracker in self.trackers:
+            tracker.log_round(record)
+
+    def _write_clients(self, state: State, result: RoundResult) -> None:
+        local = self.experiment.metrics.client_values(state.history) if result.local_class_correct is not None else {}
+        rows = []
+        for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
+            row: dict[str, Any] = {"round": result.round, "client": client}
+            row |= {"examples": len(self.experiment.federation.parts[client]), "steps": schedule.steps}
+            row |= {"train_loss": result.losses[i]} | {name: float(values[i]) for name, values in local.items()}
+            rows.append(row)
+        self.files.append(files.CLIENTS, rows)
+
+    def summary(self, state: State) -> dict[str, Any]:
+        """The result part of summary.json."""
+        settings, accuracy = self.experiment.settings, [value for _, value in state.accuracy]
+        trained = [(number, value) for number, value in state.accuracy if number >= 1]
+        rounds, values = [number for number, _ in trained], [value for _, value in trained]
+        speed = state.examples / state.train_seconds if state.train_seconds else None
+        return {
+            "accuracy": accuracy[-1],
+            "best_accuracy": max(values, default=accuracy[-1]),
+            **{k: plain(v) for k, v in self.experiment.metrics.summary(state.history).items()},
+            "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
+            "rounds": state.round,
+            "seconds": state.seconds,
+            "train_samples_per_second": speed,
+        }
+
+    def close(self) -> None:
+        self.files.close()
+
+
+def plain(value: Any) -> Any:
+    """NaN and Inf as None (json and W&B have no place for them), numpy scalars as Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds back SIGINT and SIGTERM while a round is written down, and delivers them afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda number, frame: held.append(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])

@@ -1,0 +1,79 @@
+"""The top level of the configuration as checked values; their defaults and meanings stand in conf/config.yaml."""
+
+import math
+from dataclasses import dataclass
+
+from fedexp.errors import require, require_choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What a client does in a round: `epochs` of SGD over its own examples (config node `local`)."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    lr_decay: float
+    momentum: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, "local.epochs", self.epochs, "at least 1")
+        require(self.batch_size >= 1, "local.batch_size", self.batch_size, "at least 1")
+        require(0 < self.lr < math.inf, "local.lr", self.lr, "a finite number greater than 0")
+        require(0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "greater than 0 and at most 1 (1 = constant)")
+        require(0 <= self.momentum < 1, "local.momentum", self.momentum, "at least 0 and less than 1")
+        require(0 <= self.weight_decay < math.inf, "local.weight_decay", self.weight_decay, "finite and at least 0")
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of round 1, 2, ...: lr * lr_decay^(round - 1), constant within a round (FedNTD B.3)."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Independent seeds (config node `seeds`); each defaults to `seed`."""
+
+    partition: int
+    sampling: int
+    training: int
+
+    def __post_init__(self) -> None:
+        for name in ("partition", "sampling", "training"):
+            value = getattr(self, name)
+            require(0 <= value < 2**63, f"seeds.{name} (default: seed)", value, "an integer of at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The scalars of the top level."""
+
+    seed: int
+    rounds: int
+    num_clients: int
+    participation: float
+    weighting: str
+    eval_interval: int
+    targets: list[float]
+    target_fractions: list[float]
+    checkpoint_interval: int
+    data_dir: str
+    resume: str | None
+    augment: bool
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
+        require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
+        require(self.num_clients >= 1, "num_clients", self.num_clients, "at least 1")
+        require(0 < self.participation <= 1, "participation", self.participation, "greater than 0 and at most 1")
+        require_choice("weighting", self.weighting, ("examples", "uniform"))
+        require(self.eval_interval >= 1, "eval_interval", self.eval_interval, "at least 1")
+        require(self.checkpoint_interval >= 1, "checkpoint_interval", self.checkpoint_interval, "at least 1")
+        for key in ("targets", "target_fractions"):
+            for value in getattr(self, key):
+                require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")
+
+    @property
+    def cohort_size(self) -> int:
+        """|S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29 * 100 from becoming 28."""
+        return max(math.floor(self.participation * self.num_clients + 1e-9), 1)

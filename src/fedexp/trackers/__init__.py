@@ -1,0 +1,1 @@
+"""Views of a run: Weights & Biases, the live display, or none."""

@@ -1,0 +1,75 @@
+"""What watches a run: the interface of trackers, and `tracker=none`.
+
+The files of the run directory are the truth. A tracker is a view of them, told about the run from outside; it
+returns nothing and raises nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known when a run starts."""
+
+    directory: Path
+    config: dict[str, Any]  # resolved, plain containers
+    name: str
+    group: str | None  # the sweep that the run belongs to
+    job_type: str
+    tags: tuple[str, ...]
+    total_rounds: int
+    first_round: int  # 0, or the round of the checkpoint that is resumed
+    classes: tuple[str, ...]  # names, in the order of RoundRecord.class_accuracy
+    wandb_id: str | None  # of the run that is resumed
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One finished round; round 0 is the initial model."""
+
+    round: int
+    values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
+    class_accuracy: np.ndarray | None  # [C], nan for a class without test examples; None: not evaluated
+
+
+class Tracker:
+    """Is told what happens in a run; this one (`tracker=none`) does nothing with it."""
+
+    def start(self, info: RunInfo) -> None:
+        """The run begins, or goes on from a checkpoint."""
+
+    def log_round(self, record: RoundRecord) -> None:
+        """A round has ended and its row has been written to the files."""
+
+    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
+        """The run is over: the content of summary.json, the pictures, and final tables in long format by name."""
+
+    def abort(self) -> None:
+        """Close after an error or an interrupt; may follow any other call, or none."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The tracker's own name of this run, with which it can be resumed."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTracker:
+    """Configuration of `tracker=none`."""
+
+    def create(self) -> Tracker:
+        return Tracker()
+
+
+def display_path(path: Path) -> str:
+    """The path as one would type it: relative when it lies below the working directory."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,95 @@
+"""How wandb's library and its background process (wandb-core) are kept in bounds: time, environment, life."""
+
+import contextlib
+import netrc
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+T = TypeVar("T")
+
+
+def bounded(function: Callable[[], T], seconds: float) -> T:
+    """The function's result, or its exception, or TimeoutError after `seconds`; it then stays behind in its thread.
+
+    An attempt of the function to exit the process becomes a RuntimeError.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function())
+        except Exception as error:
+            outcome.set_exception(error)
+        except BaseException as error:
+            outcome.set_exception(RuntimeError(f"wandb wanted to end the process ({error!r})"))
+
+    Thread(target=work, daemon=True, name="wandb call").start()
+    return outcome.result(timeout=seconds)
+
+
+def logged_in(api_key: str | None, base_url: str) -> bool:
+    """Whether there are credentials for the server, found without asking anybody.
+
+    api_key, base_url: of wandb's settings, which know the environment and the settings files but not netrc.
+    """
+    if api_key or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for place in places:
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            return netrc.netrc(os.path.expanduser(place)).authenticators(urlsplit(base_url).netloc) is not None
+    return False
+
+
+def set_environment(folder: Path) -> Callable[[], None]:
+    """Makes wandb silent and lets it put staged tables and logs into `folder`; a user's own places stay.
+
+    Returns a function that puts the environment back. Environment variables, because wandb-core knows no other way.
+    """
+    wanted = {
+        "WANDB_SILENT": "true",
+        "WANDB_DATA_DIR": os.environ.get("WANDB_DATA_DIR", str(folder / "data")),
+        "WANDB_CACHE_DIR": os.environ.get("WANDB_CACHE_DIR", str(folder / "cache")),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+
+    def restore() -> None:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return restore
+
+
+def end_service(seconds: float) -> None:
+    """Ends wandb-core, by force if it does not end itself within `seconds`."""
+
+    def teardown() -> None:
+        import wandb
+
+        wandb.teardown()
+
+    process = _service_process()
+    try:
+        bounded(teardown, seconds)
+    except Exception:
+        if process is not None:
+            process.kill()
+            process.wait(timeout=seconds)
+
+
+def _service_process():  # type: ignore[no-untyped-def]
+    """wandb-core as a subprocess.Popen, or None; wandb has no public name for it."""
+    with contextlib.suppress(Exception):
+        from wandb.sdk import wandb_setup
+
+        return wandb_setup.singleton()._connection._proc._process  # type: ignore[union-attr]
+    return None

@@ -1,0 +1,253 @@
+"""Weights & Biases as a view of a run: it can fail or hang without stopping, blocking or corrupting the run.
+
+Every call of wandb's runs in a thread that is waited for only so long; after the first failure the tracker warns
+once and keeps quiet. What W&B writes stays under `<run directory>/wandb`.
+"""
+
+import logging
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.errors import require, require_choice
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
+from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger("fedexp")
+
+MODES = ("auto", "online", "offline", "disabled")
+LOG_SECONDS = 30.0  # logging is local and takes milliseconds; longer means that wandb hangs
+GRACE_SECONDS = 5.0  # wandb's own timeouts come first, so that it can clean up
+TAG_LENGTH = 64  # W&B's limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wandb:
+    """Configuration of `tracker=wandb`."""
+
+    project: str
+    entity: str | None
+    mode: str  # auto | online | offline | disabled
+    group: str | None
+    job_type: str | None
+    tags: tuple[str, ...]
+    name: str | None
+    log_images_every: int  # rounds; 0: only at the end
+    init_timeout: float  # seconds
+    finish_timeout: float  # seconds
+
+    def __post_init__(self) -> None:
+        require(bool(self.project), "tracker.project", repr(self.project), "a name")
+        require_choice("tracker.mode", self.mode, MODES)
+        require(self.log_images_every >= 0, "tracker.log_images_every", self.log_images_every, "at least 0")
+        require(self.init_timeout > 0, "tracker.init_timeout", self.init_timeout, "greater than 0")
+        require(self.finish_timeout > 0, "tracker.finish_timeout", self.finish_timeout, "greater than 0")
+
+    def create(self) -> Tracker:
+        return Tracker() if self.mode == "disabled" else WandbTracker(self)
+
+
+class WandbTracker(Tracker):
+    """One W&B run for each call of `start`; silent, without prompts, and closed by `finish` or `abort`."""
+
+    def __init__(self, config: Wandb) -> None:
+        self.config = config
+        self._run: Any = None  # None: not started, switched off, failed or closed
+        self._id: str | None = None
+        self._offline = False
+        self._restore_environment: Callable[[], None] = lambda: None
+
+    @property
+    def run_id(self) -> str | None:
+        return self._id
+
+    def start(self, info: RunInfo) -> None:
+        folder = info.directory.absolute() / "wandb"
+        self._info, self._last_round = info, info.first_round
+        self._id = info.wandb_id or _new_id()
+        self._older = {path.name for path in folder.glob("run-*")}
+        self._restore_environment = set_environment(folder)
+        try:
+            self._connect()
+        except Exception as error:
+            log.warning("W&B cannot start; the run goes on without it (%s)", _reason(error))
+        if self._run is None:
+            self._end(GRACE_SECONDS)
+
+    def log_round(self, record: RoundRecord) -> None:
+        self._last_round = record.round
+        self._guard("log a round", lambda: self._log_round(record), LOG_SECONDS)
+
+    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
+        self._guard("log the results", lambda: self._log_results(summary, figures, tables), LOG_SECONDS)
+        self._close(exit_code=0)
+
+    def abort(self) -> None:
+        self._close(exit_code=1)
+
+    def _connect(self) -> None:
+        """Opens the W&B run, online if that is asked for and possible, else offline."""
+        seconds = self.config.init_timeout + GRACE_SECONDS
+        modes = bounded(self._modes, seconds)
+        if "online" in modes:
+            try:
+                self._run = bounded(lambda: self._init("online"), seconds)
+                return
+            except Exception as error:
+                log.warning("W&B cannot be reached; the run goes on offline (%s)", _reason(error))
+                self._discard_attempt()
+        if "offline" in modes:
+            self._run = bounded(lambda: self._init("offline"), seconds)
+            self._offline = True
+
+    # -- what runs in a bounded thread ----------------------------------------------------------------------
+
+    def _modes(self) -> tuple[str, ...]:
+        """The modes to try in turn."""
+        import wandb
+
+        settings = wandb.setup().settings  # environment and settings files; `wandb offline` writes such a file
+        if self.config.mode == "auto" and settings.mode in ("offline", "dryrun"):
+            return ("offline",)
+        if self.config.mode == "auto" and settings.mode == "disabled":
+            return ()
+        if self.config.mode == "offline":
+            return ("offline",)
+        if logged_in(settings.api_key, settings.base_url):
+            return ("online", "offline")
+        if self.config.mode == "online":
+            log.warning("tracker.mode=online, but W&B has no key (`wandb login` stores one): the run goes on offline")
+        return ("offline",)
+
+    def _init(self, mode: str) -> Any:
+        import wandb
+
+        info = self._info
+        if wandb.run is not None:  # else init() may hand out that run instead of a new one
+            wandb.run.finish()
+        run = wandb.init(
+            project=self.config.project,
+            entity=self.config.entity,
+            dir=str(info.directory.absolute()),
+            config=info.config,
+            name=self.config.name or info.name,
+            group=self.config.group or info.group,
+            job_type=self.config.job_type or info.job_type,
+            tags=[tag[:TAG_LENGTH] for tag in dict.fromkeys((*info.tags, *self.config.tags)) if tag],
+            id=self._id,
+            resume="allow" if info.wandb_id else None,
+            mode=mode,  # type: ignore[arg-type]
+            settings=self._settings(),
+        )
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        return run
+
+    def _settings(self) -> Any:
+        """Silent; no console capture, code, git state or paths of the machine (as far as this wandb knows the setting)."""
+        import wandb
+
+        wanted = {
+            "silent": True,
+            "console": "off",
+            "disable_git": True,
+            "disable_code": True,
+            "disable_job_creation": True,
+            "save_code": False,
+            "symlink": False,
+            "x_disable_meta": True,
+            "x_disable_machine_info": True,
+            "x_save_requirements": False,
+            "host": "",
+            "init_timeout": self.config.init_timeout,
+            "finish_timeout": self.config.finish_timeout,
+        }
+        return wandb.Settings(**{k: v for k, v in wanted.items() if k in wandb.Settings.model_fields})
+
+    def _log_round(self, record: RoundRecord) -> None:
+        row: dict[str, Any] = {"round": record.round} | {k: v for k, v in record.values.items() if v is not None}
+        if record.class_accuracy is not None:
+            accuracy = zip(self._info.classes, record.class_accuracy.tolist(), strict=True)
+            row |= {f"class_accuracy/{name}": value for name, value in accuracy if not math.isnan(value)}
+        every = self.config.log_images_every
+        if every and record.round % every == 0 and record.class_accuracy is not None:
+            from fedexp.figures import make_figures
+
+            row |= _images(make_figures(self._info.directory))
+        # The round is W&B's step too: what a resumed run repeats is dropped by W&B instead of logged twice.
+        self._run.log(row, step=record.round, commit=True)
+
+    def _log_results(
+        self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
+    ) -> None:
+        import wandb
+
+        self._run.summary.update(summary)
+        self._run.log({"round": self._last_round} | _images(figures), commit=not tables)
+        if tables:
+            self._run.log({f"tables/{name}": wandb.Table(dataframe=table) for name, table in tables.items()})
+
+    # -- keeping W&B in its place ---------------------------------------------------------------------------
+
+    def _guard(self, what: str, action: Callable[[], None], seconds: float) -> None:
+        """Runs the action; after a failure W&B is switched off with one warning."""
+        if self._run is None:
+            return
+        try:
+            bounded(action, seconds)
+        except Exception as error:
+            log.warning("W&B could not %s; the run goes on without it (%s)%s", what, _reason(error), self._sync_hint())
+            self._run = None
+            self._end(GRACE_SECONDS)
+
+    def _close(self, exit_code: int) -> None:
+        seconds = self.config.finish_timeout + GRACE_SECONDS
+        self._guard("finish in time", lambda: self._run.finish(exit_code), seconds)
+        if self._run is not None:
+            if self._offline:
+                log.info("W&B is offline%s", self._sync_hint())
+            self._run = None
+            self._end(seconds)
+
+    def _end(self, seconds: float) -> None:
+        end_service(seconds)
+        self._restore_environment()
+
+    def _sync_hint(self) -> str:
+        if self._run is None:
+            return ""
+        return f"; upload with: wandb sync {display_path(Path(self._run.dir).parent)}"
+
+    def _discard_attempt(self) -> None:
+        """Removes what an online attempt that failed has left, so that `wandb sync` does not find the run twice."""
+        end_service(GRACE_SECONDS)
+        for path in (self._info.directory / "wandb").glob(f"run-*-{self._id}"):
+            if path.name not in self._older:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _images(figures: Sequence[Path]) -> dict[str, Any]:
+    import wandb
+
+    return {f"figures/{path.stem}": wandb.Image(str(path)) for path in figures}
+
+
+def _new_id() -> str:
+    """A fresh id for each run, also in one process; a W&B sweep agent hands out its own."""
+    given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+    return given or secrets.token_hex(4)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,55 @@
+"""Trees of tensors: nested dicts that hold everything a client or the server keeps (design principle 2)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+Tree = Any
+Params = dict[str, torch.Tensor]
+
+
+def map(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """Apply a function to the leaves of trees of one shape."""
+    return tree_map(function, *trees)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    return tree_map(torch.zeros_like, tree)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """C trees with leaves [...] -> one tree with leaves [C, ...]."""
+    return tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def unstack(tree: Tree, count: int) -> list[Tree]:
+    """The inverse of `stack`; the parts own their memory."""
+    return [tree_map(lambda leaf, i=i: leaf[i].clone(), tree) for i in range(count)]
+
+
+def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
+    """Leaves [C, ...] -> [...], weighted by weights [C], which need not sum to one."""
+
+    def mean(leaf: torch.Tensor) -> torch.Tensor:
+        share = (weights / weights.sum()).to(leaf)
+        return torch.tensordot(share, leaf.flatten(1), 1).view(leaf.shape[1:])
+
+    return tree_map(mean, stacked)
+
+
+def squared_distance(a: Params, b: Params) -> torch.Tensor:
+    """||a - b||_2^2 over all entries of two trees of parameters; a scalar."""
+    return torch.stack([((a[k] - b[k]) ** 2).sum() for k in a]).sum()
+
+
+def num_bytes(tree: Tree) -> int:
+    """Bytes of all tensors in a tree, as they would be sent."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def is_finite(tree: Tree) -> bool:
+    """Whether no floating-point leaf holds NaN or Inf."""
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    return all(bool(leaf.isfinite().all()) for leaf in leaves)

@@ -1,0 +1,215 @@
+"""Augmentation and normalisation against torchvision's transforms on fixed offsets, and against slow loops."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as tv
+
+from fedexp.data.augment import ANGLE, CX, CY, DRAWS, DX, DY, FLIP, Augmentation, Normalise, load_batch
+from fedexp.errors import ConfigError
+
+NORMALISE = Normalise(mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
+OFF: dict[str, Any] = {"crop_padding": 0, "padding_mode": "zero", "flip": False, "cutout": 0, "rotation": 0.0}
+CIFAR: dict[str, Any] = {**OFF, "crop_padding": 4, "flip": True, "cutout": 16}
+
+
+def make_images(n: int, side: int = 32, channels: int = 3) -> torch.Tensor:
+    return torch.randint(
+        1, 256, (n, side, side, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+
+
+def slow(image: torch.Tensor, draw: torch.Tensor, aug: Augmentation, normalise: Normalise) -> torch.Tensor:
+    """One example through torchvision's functional transforms in the published order, float32 [C, H, W]."""
+    height, width, _ = image.shape
+    dy, dx, flip, cy, cx, angle = draw.tolist()
+    x = image.permute(2, 0, 1)
+    if aug.crop_padding:
+        x = tv.pad(x, [aug.crop_padding] * 4, padding_mode="constant" if aug.padding_mode == "zero" else "reflect")
+        x = tv.crop(x, dy, dx, height, width)
+    if flip:
+        x = tv.hflip(x)
+    if aug.rotation:
+        x = tv.rotate(x, angle / 1000, InterpolationMode.NEAREST)
+    x = tv.normalize(x.float() / normalise.max_value, normalise.mean, normalise.std)
+    if aug.cutout:
+        half = aug.cutout // 2
+        for row, col in itertools.product(range(height), range(width)):
+            if cy - half <= row < cy - half + aug.cutout and cx - half <= col < cx - half + aug.cutout:
+                x[:, row, col] = 0
+    return x
+
+
+def fast(images: torch.Tensor, draws: torch.Tensor, aug: Augmentation, **kwargs: Any) -> torch.Tensor:
+    return load_batch(images, torch.arange(len(images)), draws, aug, NORMALISE, **kwargs)
+
+
+@pytest.mark.parametrize("padding_mode", ["zero", "reflect"])
+def test_every_crop_and_flip_is_torchvisions(padding_mode):
+    aug = Augmentation(**{**OFF, "crop_padding": 4, "padding_mode": padding_mode, "flip": True})
+    positions = list(itertools.product(range(9), range(9), range(2)))
+    images = make_images(len(positions), side=12)
+    draws = torch.zeros(len(positions), DRAWS, dtype=torch.int64)
+    draws[:, [DY, DX, FLIP]] = torch.tensor(positions)
+    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    torch.testing.assert_close(fast(images, draws, aug), expected, rtol=0, atol=1e-5)
+
+
+def test_every_cutout_position_is_the_clipped_square():
+    aug = Augmentation(**{**OFF, "cutout": 6})
+    centres = list(itertools.product(range(9), range(9)))
+    images = make_images(len(centres), side=9)
+    draws = torch.zeros(len(centres), DRAWS, dtype=torch.int64)
+    draws[:, [CY, CX]] = torch.tensor(centres)
+    out = fast(images, draws, aug)
+    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+    assert (out[0, :, :3, :3] == 0).all()  # centre (0, 0), side 6: rows and columns -3..2, of which 0..2 are seen
+    assert (out[0] == 0).sum() == 3 * 9
+
+
+def test_fedntd_hole_covers_eight_rows_above_and_seven_below():
+    draws = torch.tensor([[0, 0, 0, 16, 20, 0]])
+    hole = fast(make_images(1), draws, Augmentation(**{**OFF, "cutout": 16}))[0, 0] == 0
+    rows, cols = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
+    assert rows.tolist() == list(range(8, 24))
+    assert cols.tolist() == list(range(12, 28))
+
+
+def test_padded_pixels_are_black_before_normalisation():
+    draws = torch.zeros(1, DRAWS, dtype=torch.int64)  # offset 0, 0: the image is moved 4 pixels down and right
+    out = fast(make_images(1), draws, Augmentation(**{**OFF, "crop_padding": 4}))[0]
+    black = -torch.tensor(NORMALISE.mean) / torch.tensor(NORMALISE.std)
+    torch.testing.assert_close(out[:, 0, 0], black)
+    torch.testing.assert_close(out[:, 20, 3], black)
+    assert (out[:, 4:, 4:] > black[:, None, None]).all()
+
+
+@pytest.mark.parametrize("degrees", [-180.0, -90.0, -15.0, -0.4, 0.0, 3.7, 15.0, 90.0])
+@pytest.mark.parametrize("side", [28, 33])
+def test_rotation_is_torchvisions(degrees, side):
+    aug = Augmentation(**{**OFF, "rotation": 180.0})
+    images = make_images(3, side=side)
+    draws = torch.zeros(3, DRAWS, dtype=torch.int64)
+    draws[:, ANGLE] = round(degrees * 1000)
+    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    different = (fast(images, draws, aug) - expected).abs().amax(1) > 1e-4
+    assert different.float().mean() < 0.003  # two float32 formulas may round a source position on an edge differently
+
+
+def test_all_parts_together_in_the_published_order():
+    aug = Augmentation(**{**CIFAR, "rotation": 15.0})
+    images = make_images(40)
+    draws = torch.from_numpy(aug.draw(np.random.default_rng(3), 40, 32, 32))
+    expected = torch.stack([slow(x, d, aug, NORMALISE) for x, d in zip(images, draws, strict=True)])
+    different = (fast(images, draws, aug) - expected).abs().amax(1) > 1e-4
+    assert different.float().mean() < 0.003
+
+
+@pytest.mark.parametrize("options", [CIFAR, {**CIFAR, "padding_mode": "reflect", "rotation": 10.0}, OFF])
+def test_vmap_equals_a_loop_and_a_leading_dimension(options):
+    aug, images = Augmentation(**options), make_images(30)
+    rng = np.random.default_rng(0)
+    idx = torch.from_numpy(rng.integers(0, 30, (4, 7)))
+    draws = torch.from_numpy(aug.draw(rng, 28, 32, 32)).view(4, 7, DRAWS)
+
+    def load(i: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return load_batch(images, i, d, aug, NORMALISE)
+
+    loop = torch.stack([load(i, d) for i, d in zip(idx, draws, strict=True)])
+    assert torch.equal(torch.func.vmap(load)(idx, draws), loop)
+    assert torch.equal(load(idx, draws), loop)
+    plain = torch.func.vmap(lambda i: load_batch(images, i, None, None, NORMALISE))(idx)
+    assert torch.equal(plain, load_batch(images, idx, None, None, NORMALISE))
+
+
+def test_inputs_stay_unchanged():
+    aug, images = Augmentation(**CIFAR), make_images(5)
+    idx, draws = torch.arange(5), torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
+    copies = [t.clone() for t in (images, idx, draws)]
+    load_batch(images, idx, draws, aug, NORMALISE)
+    assert all(torch.equal(t, copy) for t, copy in zip((images, idx, draws), copies, strict=True))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_without_draws_it_is_to_tensor_and_normalize(channels):
+    normalise = Normalise(mean=NORMALISE.mean[:channels], std=NORMALISE.std[:channels], max_value=16)
+    images = make_images(6, side=8, channels=channels) % 17
+    idx = torch.tensor([4, 0, 4])
+    expected = tv.normalize(images[idx].permute(0, 3, 1, 2) / 16, normalise.mean, normalise.std)
+    for draws, aug in [(None, None), (torch.zeros(3, DRAWS, dtype=torch.int64), Augmentation(**OFF))]:
+        torch.testing.assert_close(load_batch(images, idx, draws, aug, normalise), expected)
+
+
+def test_types_and_memory():
+    aug, images = Augmentation(**CIFAR), make_images(5)
+    draws = torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
+    exact = fast(images, draws, aug, dtype=torch.float64)
+    assert exact.dtype == torch.float64
+    for dtype, tolerance in [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)]:  # bfloat16: half a unit in 8 bits
+        out = fast(images, draws, aug, dtype=dtype)
+        assert out.dtype == dtype
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_draws_reach_every_value_and_no_other():
+    aug = Augmentation(**{**CIFAR, "rotation": 0.01})
+    draws = aug.draw(np.random.default_rng(0), 4000, 20, 24)
+    assert draws.dtype == np.int64
+    assert draws.shape == (4000, DRAWS)
+    for column, values in {
+        DY: range(9),
+        DX: range(9),
+        FLIP: range(2),
+        CY: range(20),
+        CX: range(24),
+        ANGLE: range(-10, 11),
+    }.items():
+        counts = [(draws[:, column] == v).sum() for v in values]
+        assert set(np.unique(draws[:, column])) == set(values)
+        # each count is binomial(4000, 1/k): 5 standard deviations around its mean
+        assert np.abs(np.array(counts) - 4000 / len(values)).max() < 5 * np.sqrt(4000 / len(values))
+
+
+def test_draws_repeat_and_do_not_depend_on_the_number_of_examples():
+    aug = Augmentation(**CIFAR)
+    first, again, longer = (aug.draw(np.random.default_rng(7), n, 32, 32) for n in (50, 50, 80))
+    assert np.array_equal(first, again)
+    assert np.array_equal(first, longer[:50])
+    assert not np.array_equal(first, aug.draw(np.random.default_rng(8), 50, 32, 32))
+
+
+def test_parts_that_are_off_draw_zeros():
+    aug = Augmentation(**{**OFF, "flip": True})
+    draws = aug.draw(np.random.default_rng(0), 100, 8, 8)
+    assert (np.delete(draws, FLIP, axis=1) == 0).all()
+    assert aug.active
+    assert not Augmentation(**OFF).active
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("crop_padding", -1), ("padding_mode", "reflct"), ("cutout", -2), ("rotation", 181.0), ("rotation", -1.0)],
+)
+def test_bad_options_are_named(option, value):
+    with pytest.raises(ConfigError, match=rf"dataset\.augmentation\.{option}={value}: must be"):
+        Augmentation(**{**OFF, option: value})
+
+
+def test_reflecting_more_than_the_image_is_refused():
+    aug = Augmentation(**{**OFF, "crop_padding": 8, "padding_mode": "reflect"})
+    with pytest.raises(ConfigError, match="crop_padding=8: must be below 8"):
+        aug.draw(np.random.default_rng(0), 1, 8, 8)
+
+
+@pytest.mark.gpu
+def test_gpu_equals_cpu():
+    aug, images = Augmentation(**{**CIFAR, "rotation": 15.0}), make_images(50)
+    draws = torch.from_numpy(aug.draw(np.random.default_rng(0), 50, 32, 32))
+    on_gpu = load_batch(images.cuda(), torch.arange(50).cuda(), draws.cuda(), aug, NORMALISE).cpu()
+    assert ((on_gpu - fast(images, draws, aug)).abs() > 1e-5).float().mean() < 0.003

@@ -1,0 +1,705 @@
+"""Data sets: each official format in small, image trees, cache, downloads, and the messages for what is missing or broken."""
+
+import contextlib
+import gzip
+import hashlib
+import http.server
+import json
+import logging
+import os
+import pickle
+import tarfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import pytest
+import torch
+import torchvision
+from omegaconf import OmegaConf
+from PIL import Image
+
+from fedexp.data.augment import Augmentation
+from fedexp.data.datasets import Dataset
+from fedexp.data.image_files import stratified_split
+from fedexp.data.types import ImageData
+from fedexp.errors import ConfigError
+
+CONF = Path(__file__).parents[1] / "conf"
+NAMES = sorted(path.stem for path in (CONF / "dataset").glob("*.yaml"))
+
+
+def compose(name: str, *overrides: str) -> Any:
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        return hydra.compose(overrides=[f"+dataset={name}", *overrides])
+
+
+def dataset(name: str, data_dir: Path, *overrides: str) -> Dataset:
+    config = compose(name, f"+data_dir='{data_dir}'", *overrides)
+    return hydra.utils.instantiate(config.dataset, _convert_="all")
+
+
+def load(name: str, data_dir: Path, *overrides: str) -> ImageData:
+    return dataset(name, data_dir, *overrides).load()
+
+
+def pixels(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write_image(path: Path, image: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(path)
+
+
+def write_tree(root: Path, classes: dict[str, int], splits: tuple[str, ...] = ("train", "test"), side: int = 4) -> None:
+    """`classes[name]` PNG images of random colours per class and split."""
+    for s, split in enumerate(splits):
+        for c, (name, n) in enumerate(classes.items()):
+            for i in range(n):
+                write_image(root / split / name / f"{i:03}.png", pixels(100 * s + 10 * c + i, side, side, 3))
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> list[str]:
+    """Every attempt to open an address fails at once and is listed."""
+    tried: list[str] = []
+
+    def refuse(request, *args, **kwargs):
+        tried.append(request.full_url)
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    return tried
+
+
+@contextlib.contextmanager
+def web_folder(folder: Path) -> Iterator[str]:
+    """Serve a folder at the returned address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+# ---- the options ----
+
+PUBLISHED = {  # mean, std, (padding, mode, flip, cutout): protocols of FedNTD's released code; MOON's for Tiny-ImageNet
+    "mnist": ([0.1307], [0.3081], (4, "zero", True, 16)),
+    "cifar10": ([0.49139968, 0.48215827, 0.44653124], [0.24703233, 0.24348505, 0.26158768], (4, "zero", True, 16)),
+    "cifar100": ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762], (4, "zero", True, 16)),
+    "cinic10": ([0.47889522, 0.47227842, 0.43047404], [0.24205776, 0.23828046, 0.25874835], (4, "reflect", True, 0)),
+    "tiny_imagenet": ([0.5] * 3, [0.5] * 3, (0, "zero", False, 0)),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_builds_under_its_own_name(name, tmp_path):
+    built = dataset(name, tmp_path)
+    assert built.name == name
+    assert built.data_dir == str(tmp_path)
+    assert isinstance(built.augmentation, Augmentation)
+    first = (CONF / "dataset" / f"{name}.yaml").read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) <= 120
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_pre_processing_is_the_published_one(name, tmp_path):
+    built = dataset(name, tmp_path)
+    mean, std, (padding, mode, flip, cutout) = PUBLISHED[name]
+    assert list(built.mean) == mean
+    assert list(built.std) == std
+    assert built.augmentation == Augmentation(
+        crop_padding=padding, padding_mode=mode, flip=flip, cutout=cutout, rotation=0.0
+    )
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion_mnist", "femnist", "caltech256", "image_folder"])
+def test_where_no_paper_augments_nothing_is_augmented(name, tmp_path):
+    assert not dataset(name, tmp_path).augmentation.active
+
+
+def test_protocol_values_that_differ_between_data_sets():
+    def protocol(name: str) -> Any:
+        config = OmegaConf.to_container(compose(name))
+        return {key: value for key, value in config.items() if key != "dataset"}
+
+    assert protocol("mnist") == {"local": {"epochs": 3}}
+    assert protocol("cifar10") == protocol("cifar100") == {}
+    assert protocol("cinic10") == {"num_clients": 200, "participation": 0.05}
+    assert protocol("femnist") == {"num_clients": 500, "participation": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("mnist", "dataset.std=[0]", "dataset.std="),
+        ("mnist", "dataset.std=[1,1]", "dataset.std="),
+        ("mnist", "dataset.mean=[0.1,0.2]", "dataset.mean="),
+        ("mnist", "dataset.torchvision_class=MINST", "nearest: 'MNIST'"),
+        ("mnist", "dataset.name=a/b", "dataset.name=a/b"),
+        ("digits", "dataset.test_fraction=1", "dataset.test_fraction=1"),
+        ("caltech256", "dataset.size=0", "dataset.size=0"),
+        ("image_folder", "dataset.size=-1", "dataset.size=-1"),
+        ("image_folder", "dataset.train_splits=[]", "dataset.train_splits="),
+    ],
+)
+def test_bad_values_are_named(name, override, message, tmp_path):
+    with pytest.raises(Exception, match="must be") as error:
+        dataset(name, tmp_path, override)
+    assert message in str(error.value.__cause__ or error.value)
+
+
+# ---- digits ----
+
+
+def test_digits_is_scikit_learns_set_split_by_class(tmp_path):
+    from sklearn.datasets import load_digits
+
+    data, again = load("digits", tmp_path), load("digits", tmp_path)
+    assert torch.equal(data.x_test, again.x_test)
+    assert data.max_value == 16
+    assert data.shape == (1, 8, 8)
+    assert len(data.x_train) + len(data.x_test) == 1797
+    sizes = torch.bincount(data.y_train) + torch.bincount(data.y_test)
+    assert torch.equal(torch.bincount(data.y_test), (sizes * 0.2).round().long())
+    rows = torch.cat([data.x_train, data.x_test]).flatten(1)
+    original = torch.from_numpy(load_digits().data).to(torch.uint8)
+    assert sorted(map(bytes, rows.numpy())) == sorted(map(bytes, original.numpy()))
+    scaled = data.x_train.double() / 16
+    assert float(scaled.mean()) == pytest.approx(data.mean[0], abs=1e-4)
+    assert float(scaled.std()) == pytest.approx(data.std[0], abs=1e-4)
+
+
+def test_stratified_split_is_a_partition_with_its_share_of_each_class():
+    labels = np.repeat([0, 1, 2], [10, 25, 2])
+    train, test = stratified_split(labels, 0.2, seed=1)
+    assert sorted([*train, *test]) == list(range(37))
+    assert np.bincount(labels[test]).tolist() == [2, 5, 1]  # 0.2 * 10, 0.2 * 25, at least 1
+    assert not np.array_equal(test, stratified_split(labels, 0.2, seed=2)[1])
+
+
+# ---- MNIST-like ----
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+
+
+@pytest.fixture
+def mnist_files(monkeypatch) -> dict[str, bytes]:
+    """Four small idx files; torchvision's md5 sums are set to those of their gz form."""
+    arrays = {
+        "train-images-idx3-ubyte": pixels(0, 6, 5, 5),
+        "train-labels-idx1-ubyte": np.array([0, 1, 9, 3, 4, 5], np.uint8),
+        "t10k-images-idx3-ubyte": pixels(1, 3, 5, 5),
+        "t10k-labels-idx1-ubyte": np.array([7, 0, 2], np.uint8),
+    }
+    files = {name: idx_bytes(array) for name, array in arrays.items()}
+    sums = [(f"{name}.gz", hashlib.md5(gzip.compress(raw, mtime=0)).hexdigest()) for name, raw in files.items()]
+    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", sums)
+    return files
+
+
+def write_raw(folder: Path, files: dict[str, bytes], compressed: bool = False) -> None:
+    folder.mkdir(parents=True)
+    for name, raw in files.items():
+        path = folder / (f"{name}.gz" if compressed else name)
+        path.write_bytes(gzip.compress(raw, mtime=0) if compressed else raw)
+
+
+def check_mnist(data: ImageData) -> None:
+    assert np.array_equal(data.x_train[..., 0].numpy(), pixels(0, 6, 5, 5))
+    assert np.array_equal(data.x_test[..., 0].numpy(), pixels(1, 3, 5, 5))
+    assert data.y_train.tolist() == [0, 1, 9, 3, 4, 5]
+    assert data.y_test.tolist() == [7, 0, 2]
+    assert data.classes == tuple("0123456789")
+    assert data.shape == (1, 5, 5)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_mnist_files_put_there_by_hand_need_no_network(compressed, mnist_files, no_network, tmp_path):
+    write_raw(tmp_path / "MNIST" / "raw", mnist_files, compressed)
+    check_mnist(load("mnist", tmp_path))
+    assert no_network == []
+
+
+def test_mnist_from_a_mirror(mnist_files, tmp_path, caplog):
+    write_raw(tmp_path / "web" / "m", mnist_files, compressed=True)
+    with web_folder(tmp_path / "web") as address, caplog.at_level(logging.INFO, "fedexp"):
+        check_mnist(load("mnist", tmp_path / "data", f"dataset.url={address}/m"))
+    assert f"mnist: fetching {address}/m/train-images-idx3-ubyte.gz" in caplog.text
+
+
+def test_a_download_with_a_wrong_md5_is_not_used(mnist_files, tmp_path):
+    mnist_files["t10k-labels-idx1-ubyte"] = idx_bytes(np.array([1, 1, 1], np.uint8))
+    write_raw(tmp_path / "web", mnist_files, compressed=True)
+    with web_folder(tmp_path / "web") as address, pytest.raises(ConfigError, match="corrupted"):
+        load("mnist", tmp_path / "data", f"dataset.url={address}/")
+    assert not (tmp_path / "data" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").exists()
+
+
+def test_without_network_one_message_says_what_to_do(no_network, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load("mnist", tmp_path)
+    message = str(error.value)
+    for name, md5 in torchvision.datasets.MNIST.resources:
+        assert f"{name}  (md5 {md5})" in message
+    assert str(tmp_path / "MNIST" / "raw") in message
+    assert "dataset.url=" in message
+    assert [*torchvision.datasets.MNIST.mirrors][1] in message  # every host was tried
+    assert len({url.split("/")[2] for url in no_network}) == 2
+
+
+def test_a_mirror_that_is_no_web_address_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="dataset.url=mirror.org"):
+        load("mnist", tmp_path, "dataset.url=mirror.org")
+
+
+@pytest.mark.parametrize("broken", [b"", b"\0\0\x08\x01", b"\0\0\x08\x01\0\0\0\x09" + b"\0" * 6, b"<html>not found"])
+def test_a_corrupt_idx_file_is_named(broken, mnist_files, tmp_path):
+    write_raw(tmp_path / "MNIST" / "raw", {**mnist_files, "train-labels-idx1-ubyte": broken})
+    with pytest.raises(ConfigError, match="train-labels-idx1-ubyte: is corrupt"):
+        load("mnist", tmp_path)
+
+
+def test_images_and_labels_of_different_number_are_refused(mnist_files, tmp_path):
+    files = {**mnist_files, "train-labels-idx1-ubyte": idx_bytes(np.zeros(5, np.uint8))}
+    write_raw(tmp_path / "MNIST" / "raw", files)
+    with pytest.raises(ConfigError, match="6 images and 5 labels"):
+        load("mnist", tmp_path)
+
+
+# ---- CIFAR ----
+
+
+@pytest.fixture
+def cifar_archive(monkeypatch, tmp_path) -> Path:
+    """`cifar-10-python.tar.gz` with two images a file, in CIFAR's layout (a row is the red, green, then blue plane)."""
+    folder = tmp_path / "made" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    contents: dict[str, Any] = {"batches.meta": {"label_names": list("abcdefghij")}}
+    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        contents[name] = {"data": pixels(i, 2, 3072), "labels": [i, 9]}
+    sums = {}
+    for name, content in contents.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+        sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
+    archive = tmp_path / "web" / "cifar-10-python.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, folder.name)
+    cifar = torchvision.datasets.CIFAR10
+    monkeypatch.setattr(cifar, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    monkeypatch.setattr(cifar, "train_list", [[f"data_batch_{k}", sums[f"data_batch_{k}"]] for k in range(1, 6)])
+    monkeypatch.setattr(cifar, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(cifar, "meta", {"filename": "batches.meta", "key": "label_names", "md5": sums["batches.meta"]})
+    return archive
+
+
+def check_cifar(data: ImageData) -> None:
+    assert data.shape == (3, 32, 32)
+    assert len(data.x_train) == 10
+    planes = pixels(5, 2, 3, 32, 32)  # of test_batch
+    assert np.array_equal(data.x_test.permute(0, 3, 1, 2).numpy(), planes)
+    assert data.y_train.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
+    assert data.classes == tuple("abcdefghij")
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+def test_cifar_archive_from_a_mirror_or_put_there_by_hand(cifar_archive, no_network, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    os.link(cifar_archive, tmp_path / "data" / cifar_archive.name)
+    check_cifar(load("cifar10", tmp_path / "data"))
+    assert no_network == []
+    monkeypatch.undo()  # the network and the true md5 sums are back: the archive is a wrong one now
+    with web_folder(cifar_archive.parent) as address, pytest.raises(ConfigError, match=r"host of CIFAR has been slow"):
+        load("cifar10", tmp_path / "other", f"dataset.url={address}/{cifar_archive.name}")
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+def test_cifar_from_a_mirror_and_a_corrupt_batch(cifar_archive, tmp_path):
+    with web_folder(cifar_archive.parent) as address:
+        check_cifar(load("cifar10", tmp_path, f"dataset.url={address}/{cifar_archive.name}"))
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"half")
+    with pytest.raises(ConfigError, match="data_batch_3: is corrupt"):
+        load("cifar10", tmp_path)
+
+
+def test_cifar_without_network_names_archive_md5_folder_and_throttling(no_network, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "fedexp"), pytest.raises(ConfigError) as error:
+        load("cifar10", tmp_path)
+    for part in (
+        "cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+        str(tmp_path),
+        "dataset.url=",
+        "June 2026",
+    ):
+        assert part in str(error.value)
+    assert "cs.toronto.edu" in caplog.text
+    assert "June 2026" in caplog.text
+
+
+def test_cifar_image_tree_is_preferred(no_network, tmp_path):
+    write_tree(tmp_path / "cifar10", {"dog": 2, "cat": 3}, side=32)
+    data = load("cifar10", tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert data.y_train.tolist() == [0, 0, 0, 1, 1]
+    assert np.array_equal(data.x_train[3].numpy(), pixels(0, 32, 32, 3))  # the first dog: class 0 of write_tree
+    assert np.array_equal(data.x_test[4].numpy(), pixels(101, 32, 32, 3))
+    assert no_network == []
+
+
+# ---- FEMNIST ----
+
+
+def leaf_json(users: dict[str, tuple[np.ndarray, list[int]]]) -> str:
+    data = {u: {"x": (x.reshape(len(y), 784) / 255).tolist(), "y": y} for u, (x, y) in users.items()}
+    return json.dumps({"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data})
+
+
+def write_leaf(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.json").write_text(text)
+
+
+def test_femnist_reads_leafs_files_and_numbers_the_writers(tmp_path):
+    a, b, t = pixels(0, 2, 28, 28), pixels(1, 1, 28, 28), pixels(2, 1, 28, 28)
+    train, test = tmp_path / "femnist" / "train", tmp_path / "femnist" / "test"
+    write_leaf(train, all_data_0=leaf_json({"f2": (a, [3, 61])}), all_data_1=leaf_json({"f1": (b, [10])}))
+    write_leaf(test, all_data_0=leaf_json({"f2": (t, [35])}))
+    for _ in range(2):  # decoded, then from the cache
+        data = load("femnist", tmp_path)
+        assert np.array_equal(data.x_train[..., 0].numpy(), np.concatenate([b, a]))
+        assert np.array_equal(data.x_test[..., 0].numpy(), t)
+        assert data.owners is not None
+        assert data.owners.tolist() == [0, 1, 1]  # f1, f2, f2
+        assert [data.classes[k] for k in (*data.y_train, *data.y_test)] == ["A", "3", "z", "Z"]
+        assert data.num_classes == 62
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"users": []}',
+        leaf_json({"f": (pixels(0, 1, 28, 28), [62])}),
+        json.dumps({"user_data": {"f": {"x": [[0.5] * 784], "y": [1, 2]}}}),
+        json.dumps({"user_data": {"f": {"x": [[0.5] * 10], "y": [1]}}}),
+        json.dumps({"user_data": {"f": {"x": [[2.0] * 784], "y": [1]}}}),
+    ],
+)
+def test_a_broken_leaf_file_is_named(text, tmp_path):
+    write_leaf(tmp_path / "femnist" / "train", all_data_7=text)
+    write_leaf(tmp_path / "femnist" / "test", all_data_0=leaf_json({"f": (pixels(0, 1, 28, 28), [0])}))
+    with pytest.raises(ConfigError, match=r"all_data_7\.json: not a LEAF json file"):
+        load("femnist", tmp_path)
+
+
+def test_missing_leaf_files_say_how_to_make_them(tmp_path):
+    with pytest.raises(ConfigError, match=r"femnist/train: has no json files.*preprocess\.sh"):
+        load("femnist", tmp_path)
+
+
+# ---- Tiny-ImageNet, Caltech-256, CINIC-10 ----
+
+
+def write_tiny(root: Path) -> None:
+    for c, wnid in enumerate(["n02", "n01"]):
+        for i in range(2):
+            write_image(
+                root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", np.full((64, 64, 3), 40 * c + i, np.uint8)
+            )
+    for i in range(3):
+        write_image(root / "val" / "images" / f"val_{i}.JPEG", np.full((64, 64, 3), 100 + i, np.uint8))
+    write_image(root / "test" / "images" / "test_0.JPEG", np.zeros((64, 64, 3), np.uint8))
+    boxes = "val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\nval_2.JPEG\tn02\t0\t0\t9\t9\n"
+    (root / "val" / "val_annotations.txt").write_text(boxes)
+    (root / "words.txt").write_text("n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tbullfrog\n")
+
+
+@pytest.mark.parametrize("folder", ["tiny-imagenet-200", "tiny_imagenet"])
+def test_tiny_imagenet_as_published(folder, no_network, tmp_path):
+    write_tiny(tmp_path / folder)
+    data = load("tiny_imagenet", tmp_path)
+    assert data.classes == ("goldfish", "bullfrog")
+    assert data.x_train[:, 0, 0, 0].tolist() == [40, 41, 0, 1]
+    assert data.y_train.tolist() == [0, 0, 1, 1]
+    assert data.x_test[:, 5, 5, 1].tolist() == [100, 101, 102]  # the val images, not the unlabelled test image
+    assert data.y_test.tolist() == [1, 0, 1]
+
+
+def test_tiny_imagenet_as_a_tree(no_network, tmp_path):
+    write_tree(tmp_path / "tiny_imagenet", {"x": 1, "y": 2}, side=64)
+    assert load("tiny_imagenet", tmp_path).y_test.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("line", ["val_9.JPEG\tn01\t0", "val_0.JPEG\tn77\t0", "val_0.JPEG"])
+def test_tiny_imagenet_annotations_that_do_not_fit_are_named(line, tmp_path):
+    write_tiny(tmp_path / "tiny_imagenet")
+    (tmp_path / "tiny_imagenet" / "val" / "val_annotations.txt").write_text(line)
+    with pytest.raises(ConfigError, match=r"val_annotations\.txt"):
+        load("tiny_imagenet", tmp_path)
+
+
+def test_caltech_as_published_is_resized_and_split(no_network, tmp_path):
+    root = tmp_path / "caltech256" / "256_ObjectCategories"
+    for c, name in enumerate(["001.ak47", "002.american-flag"]):
+        for i in range(10):
+            write_image(root / name / f"{c + 1:03}_{i:04}.png", np.full((20 + i, 50, 3), 100 * c + i, np.uint8))
+    write_image(root / "001.ak47" / "greg" / "stray.png", np.zeros((9, 9), np.uint8))  # the real set has such strays
+    (root / "002.american-flag" / "RENAME2").write_text("not an image")
+    data, again = (load("caltech256", tmp_path) for _ in range(2))
+    assert data.classes == ("ak47", "american-flag")
+    assert data.shape == (3, 32, 32)
+    assert torch.bincount(data.y_train).tolist() == [8, 8]
+    assert torch.bincount(data.y_test).tolist() == [2, 2]
+    values = torch.cat([data.x_train, data.x_test])[:, 3, 3, 0].tolist()
+    assert sorted(values) == [*range(10), *range(100, 110)]
+    assert [v // 100 for v in data.x_test[:, 0, 0, 0].tolist()] == data.y_test.tolist()
+    assert torch.equal(data.x_test, again.x_test)
+    other = load("caltech256", tmp_path, "dataset.split_seed=5", "dataset.size=16")
+    assert other.shape == (3, 16, 16)
+    assert other.x_test[:, 0, 0, 0].tolist() != data.x_test[:, 0, 0, 0].tolist()
+
+
+def test_cinic_joins_the_valid_images_when_asked(no_network, tmp_path):
+    write_tree(tmp_path / "cinic10", {"cat": 1, "dog": 2}, splits=("train", "valid", "test"))
+    assert load("cinic10", tmp_path).y_train.tolist() == [0, 1, 1]
+    data = load("cinic10", tmp_path, "dataset.train_splits=[train,valid]")
+    assert data.y_train.tolist() == [0, 1, 1, 0, 1, 1]
+    assert np.array_equal(data.x_train[3].numpy(), pixels(100, 4, 4, 3))
+    assert np.array_equal(data.x_test[0].numpy(), pixels(200, 4, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "archive", "md5"),
+    [
+        ("cinic10", "CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"),
+        ("tiny_imagenet", "tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+        ("caltech256", "256_ObjectCategories.tar", "67b4f42ca05d46448c6bb8ecd2220f6d"),
+        ("cifar100", "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    ],
+)
+def test_missing_archives_are_named(name, archive, md5, no_network, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load(name, tmp_path)
+    for part in (archive, md5, str(tmp_path), "dataset.url=", "no network"):
+        assert part in str(error.value)
+
+
+# ---- image folders ----
+
+
+def load_folder(tmp_path: Path, *overrides: str) -> ImageData:
+    return load("image_folder", tmp_path, f"dataset.root='{tmp_path / 'images'}'", *overrides)
+
+
+def test_grey_palette_and_transparent_images_become_colour_and_back(tmp_path):
+    root = tmp_path / "images"
+    colour = pixels(0, 4, 4, 3)
+    for split in ("train", "test"):
+        write_image(root / split / "a" / "grey.png", pixels(1, 4, 4))
+        write_image(root / split / "a" / "rgba.png", np.dstack([colour, pixels(2, 4, 4)]))
+        Image.fromarray(pixels(3, 4, 4)).convert("P").save(root / split / "a" / "palette.gif")
+        (root / split / "a" / ".DS_Store").write_bytes(b"x")
+        (root / split / "a" / "notes.txt").write_text("x")
+    data = load_folder(tmp_path)
+    assert np.array_equal(data.x_train[0].numpy(), np.repeat(pixels(1, 4, 4)[..., None], 3, axis=2))
+    assert np.array_equal(data.x_train[2].numpy(), colour)
+    assert len(data.x_train) == 3
+    grey = load_folder(tmp_path, "dataset.mean=[0.5]", "dataset.std=[0.5]")
+    assert grey.shape == (1, 4, 4)
+    assert np.array_equal(grey.x_train[0, ..., 0].numpy(), pixels(1, 4, 4))
+
+
+def test_unequal_sizes_are_refused_by_name_or_resized(tmp_path):
+    write_tree(tmp_path / "images", {"a": 2})
+    write_image(tmp_path / "images" / "train" / "a" / "wide.png", np.full((6, 9, 3), 77, np.uint8))
+    with pytest.raises(ConfigError, match=r"wide\.png: is 9x6 pixels.*dataset\.size"):
+        load_folder(tmp_path)
+    data = load_folder(tmp_path, "dataset.size=5")
+    assert data.shape == (3, 5, 5)
+    assert (data.x_train[2] == 77).all()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"text"])
+def test_a_corrupt_image_is_named(content, tmp_path):
+    write_tree(tmp_path / "images", {"a": 2})
+    (tmp_path / "images" / "train" / "a" / "001.png").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"001\.png: not a readable image"):
+        load_folder(tmp_path)
+
+
+def test_a_truncated_image_is_named(tmp_path):
+    write_tree(tmp_path / "images", {"a": 2}, side=32)
+    path = tmp_path / "images" / "test" / "a" / "000.png"
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(ConfigError, match=r"test/a/000\.png: not a readable image"):
+        load_folder(tmp_path)
+
+
+def test_class_folders_must_agree(tmp_path):
+    root = tmp_path / "images"
+    with pytest.raises(ConfigError, match=r"images/train: this folder of images cannot be read"):
+        load_folder(tmp_path)
+    (root / "train").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"images/train: has no class folders"):
+        load_folder(tmp_path)
+    write_tree(root, {"a": 1, "b": 1})
+    (root / "test" / "b").rename(root / "test" / "c")
+    with pytest.raises(ConfigError, match=r"images/test: lacks the class folders b"):
+        load_folder(tmp_path)
+    write_tree(root, {"b": 1}, splits=("test",))
+    with pytest.raises(ConfigError, match=r"images/test: has class folders that the training data lack: c"):
+        load_folder(tmp_path)
+    (root / "train" / "c").mkdir()
+    with pytest.raises(ConfigError, match=r"train/c: has no images"):
+        load_folder(tmp_path)
+
+
+# ---- the cache ----
+
+
+@pytest.fixture
+def decoded(monkeypatch) -> list[int]:
+    """The numbers of images of each decoding."""
+    from fedexp.data import image_files
+
+    calls, original = [], image_files.decode
+
+    def counting(files, *args):
+        calls.append(len(files))
+        return original(files, *args)
+
+    monkeypatch.setattr(image_files, "decode", counting)
+    return calls
+
+
+def entries(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / ".fedexp_cache").iterdir())
+
+
+def test_images_are_decoded_once(decoded, tmp_path):
+    write_tree(tmp_path / "images", {"a": 2, "b": 1})
+    first, second = load_folder(tmp_path), load_folder(tmp_path)
+    assert decoded == [6]
+    assert torch.equal(first.x_train, second.x_train)
+    assert first.classes == second.classes
+    assert [path.suffix for path in entries(tmp_path)] == [".npz"]
+
+
+def test_a_changed_added_removed_or_moved_file_is_decoded_again(decoded, tmp_path):
+    root = tmp_path / "images"
+    write_tree(root, {"a": 2, "b": 1})
+    load_folder(tmp_path)
+    write_image(root / "train" / "a" / "000.png", np.full((4, 4, 3), 9, np.uint8))
+    assert (load_folder(tmp_path).x_train[0] == 9).all()
+    write_image(root / "train" / "a" / "new.png", np.full((4, 4, 3), 8, np.uint8))
+    assert (load_folder(tmp_path).x_train[2] == 8).all()
+    (root / "train" / "a" / "new.png").rename(root / "train" / "b" / "new.png")
+    assert load_folder(tmp_path).y_train.tolist() == [0, 0, 1, 1]
+    (root / "train" / "b" / "new.png").unlink()
+    assert len(load_folder(tmp_path).x_train) == 3
+    assert decoded == [6, 6, 7, 7, 6]
+    assert len(entries(tmp_path)) == 1  # outdated entries are removed
+
+
+def test_options_have_their_own_entries(decoded, tmp_path):
+    write_tree(tmp_path / "images", {"a": 2})
+    for _ in range(2):
+        assert load_folder(tmp_path).shape == (3, 4, 4)
+        assert load_folder(tmp_path, "dataset.size=2").shape == (3, 2, 2)
+    assert len(decoded) == len(entries(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_a_damaged_cache_is_built_again(damage, decoded, tmp_path, caplog):
+    write_tree(tmp_path / "images", {"a": 2}, side=32)
+    first = load_folder(tmp_path)
+    (path,) = entries(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 255  # among the pixels of the first array
+    path.write_bytes({"truncate": bytes(content[:3000]), "flip": bytes(content), "empty": b""}[damage])
+    second, third = load_folder(tmp_path), load_folder(tmp_path)
+    assert torch.equal(first.x_train, second.x_train)
+    assert torch.equal(first.x_train, third.x_train)
+    assert len(decoded) == 2
+    assert len([r for r in caplog.records if "cannot be read" in r.message]) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_one_line(decoded, tmp_path, caplog):
+    write_tree(tmp_path / "images", {"a": 2})
+    (tmp_path / ".fedexp_cache").write_text("a file in the way")
+    assert len(load_folder(tmp_path).x_train) == 2
+    messages = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert any("not cached" in message for message in messages)
+
+
+def test_an_interrupted_write_leaves_no_entry(tmp_path, monkeypatch):
+    write_tree(tmp_path / "images", {"a": 2})
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load_folder(tmp_path)
+    assert entries(tmp_path) == []
+
+
+# ---- the real data ----
+
+
+def real_data(*parts: str) -> Path:
+    data_dir = Path(os.environ.get("FEDEXP_DATA", "data")).absolute()
+    if not data_dir.joinpath(*parts).exists():
+        pytest.skip(f"{data_dir.joinpath(*parts)} is not there; set FEDEXP_DATA to the folder that has it")
+    return data_dir
+
+
+@pytest.mark.data
+def test_real_mnist():
+    data = load("mnist", real_data("MNIST", "raw", "train-images-idx3-ubyte"))
+    assert data.x_train.shape == (60000, 28, 28, 1)
+    assert data.x_test.shape == (10000, 28, 28, 1)
+    digest = {
+        k: hashlib.md5(idx_bytes(x[..., 0].numpy())).hexdigest()
+        for k, x in [("train", data.x_train), ("t10k", data.x_test)]
+    }
+    assert digest == {"train": "6bbc9ace898e44ae57da46a324031adb", "t10k": "2646ac647ad5339dbf082846283269ea"}
+    scaled = data.x_train.double() / 255
+    assert float(scaled.mean()) == pytest.approx(data.mean[0], abs=5e-5)
+    assert float(scaled.std()) == pytest.approx(data.std[0], abs=5e-5)
+    assert torch.bincount(data.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+@pytest.mark.data
+def test_real_cifar10():
+    data = load("cifar10", real_data("cifar10", "train"))
+    assert data.x_train.shape == (50000, 32, 32, 3)
+    assert torch.bincount(data.y_train).tolist() == [5000] * 10
+    assert torch.bincount(data.y_test).tolist() == [1000] * 10
+    assert data.classes[0] == "airplane"
+    scaled = data.x_train.flatten(0, 2).double() / 255
+    torch.testing.assert_close(scaled.mean(0), torch.tensor(data.mean).double(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(scaled.std(0, correction=0), torch.tensor(data.std).double(), rtol=0, atol=1e-5)

@@ -1,0 +1,349 @@
+"""Pictures from the files of a run directory: which are written, and that they show exactly what the files say."""
+
+import csv
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedexp.data.partition import Partition, partition_hash
+from fedexp.errors import ConfigError
+from fedexp.figures import draw, make_figures
+from fedexp.figures.__main__ import main
+from fedexp.figures.load import describe, load_run, read_columns
+
+ALL = {"class_accuracy", "class_accuracy_normalised", "curves", "loss", "data_distribution", "local_round"}
+CONFIG = """
+algorithm: {_target_: fedexp.algorithms.fedntd.FedNTD, beta: 1.0}
+dataset: {_target_: fedexp.data.datasets.Digits, name: digits}
+partition: {_target_: fedexp.data.partition_lda.LDA, alpha: 0.1}
+alpha: 0.1
+num_clients: 4
+seed: 0
+targets: [0.2, 0.99]
+"""
+
+
+def write_csv(path, header, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None, local=True):
+    """A run directory with random accuracies, or the given ones [evaluated rounds, C]; returns the accuracies."""
+    rng = np.random.default_rng(0)
+    evaluated = list(range(0, rounds + 1, interval))
+    if accuracy is None:
+        accuracy = rng.uniform(0, 1, (len(evaluated), classes))
+    counts = rng.integers(0, 30, (clients, classes))
+    parts = tuple(np.split(np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1]))
+    Partition(parts, counts, partition_hash(parts), {}).save(
+        folder / "partition.npz", [f"class {c}" for c in range(classes)]
+    )
+    rows = []
+    for t in range(rounds + 1):
+        mean = np.nanmean(accuracy[evaluated.index(t)]) if t in evaluated else ""
+        rows.append([t, mean, 1.5 if t in evaluated else "", 2 - t / rounds if t else "", 0.1 if t > 1 else "", ""])
+    header = ["round", "test_accuracy", "test_loss", "train_loss", "forgetting", "round_forgetting"]
+    write_csv(folder / "rounds.csv", header, rows)
+    cells = [
+        (t, c, "" if np.isnan(a) else a) for t, row in zip(evaluated, accuracy, strict=True) for c, a in enumerate(row)
+    ]
+    write_csv(folder / "class_accuracy.csv", ["round", "class", "accuracy"], cells)
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "summary.json").write_text(json.dumps({"status": "completed"}))
+    if local:
+        sampled = np.array([[0, 2]] * rounds)
+        local_accuracy = rng.uniform(0, 1, (rounds, 2, classes))
+        np.savez(
+            folder / "local_class_accuracy.npz",
+            rounds=np.arange(1, rounds + 1),
+            sampled=sampled,
+            accuracy=local_accuracy,
+        )
+    return accuracy
+
+
+def map_array(figure):
+    """The numbers behind the (first) heat map of a figure."""
+    axes = next(a for a in figure.axes if a.collections or a.images)
+    return np.ma.filled((*axes.collections, *axes.images)[0].get_array(), np.nan)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"rounds": 12, "classes": 100, "clients": 60, "interval": 5},
+        {"rounds": 1, "classes": 2, "clients": 1},
+    ],
+)
+def test_every_picture_is_written(tmp_path, shape):
+    make_run(tmp_path, **shape)
+    paths = make_figures(tmp_path)
+    assert {p.stem for p in paths} == ALL
+    assert sorted(paths) == sorted((tmp_path / "figures").iterdir())  # no temporary file is left
+    for path in paths:
+        with Image.open(path) as image:
+            image.load()
+            assert image.format == "PNG"
+            assert 800 <= image.width <= 2000
+            assert 300 <= image.height <= 2000
+            assert len(image.convert("L").getcolors()) > 20  # not blank
+
+
+@pytest.mark.parametrize(
+    ("missing", "left"),
+    [
+        (["local_class_accuracy.npz"], ALL - {"local_round"}),
+        (["config.yaml", "summary.json"], ALL),
+        (["rounds.csv"], ALL - {"curves", "loss"}),
+        (["class_accuracy.csv"], {"curves", "loss", "data_distribution"}),
+        (["partition.npz"], {"curves", "loss"}),
+        (["rounds.csv", "class_accuracy.csv", "partition.npz"], set()),
+    ],
+)
+def test_missing_files_leave_out_their_pictures_only(tmp_path, missing, left):
+    make_run(tmp_path)
+    for name in missing:
+        (tmp_path / name).unlink()
+    assert {p.stem for p in make_figures(tmp_path)} == left
+    assert left or not (tmp_path / "figures").exists()
+
+
+def test_a_run_killed_before_its_first_round(tmp_path):
+    make_run(tmp_path, local=False)
+    write_csv(tmp_path / "rounds.csv", ["round", "test_accuracy"], [])
+    write_csv(tmp_path / "class_accuracy.csv", ["round", "class", "accuracy"], [])
+    assert [p.stem for p in make_figures(tmp_path)] == ["data_distribution"]
+
+
+def test_drawing_again_replaces_the_pictures(tmp_path):
+    make_run(tmp_path)
+    first = {p: p.read_bytes() for p in make_figures(tmp_path)}
+    assert {p: p.read_bytes() for p in make_figures(tmp_path)} == first  # same files, same pixels
+    make_run(tmp_path, rounds=5)
+    assert all(p.read_bytes() != first[p] for p in make_figures(tmp_path) if p.stem != "data_distribution")
+
+
+def test_a_failed_write_keeps_the_old_picture(tmp_path, monkeypatch):
+    make_run(tmp_path)
+    old = make_figures(tmp_path)[0].read_bytes()
+
+    def fail(self, path, **options):
+        Path(path).write_bytes(b"half a picture")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        make_figures(tmp_path)
+    assert (tmp_path / "figures" / "class_accuracy.png").read_bytes() == old
+    assert not list((tmp_path / "figures").glob(".*"))
+
+
+def test_heat_map_shows_the_csv(tmp_path):
+    accuracy = make_run(tmp_path, rounds=6, classes=4, interval=3, local=False)
+    accuracy[1, 2] = np.nan
+    make_run(tmp_path, rounds=6, classes=4, interval=3, accuracy=accuracy, local=False)
+    run = load_run(tmp_path)
+    assert run.history.rounds == [0, 3, 6]
+    np.testing.assert_array_equal(map_array(draw.class_accuracy(run, run.history)), accuracy.T)
+
+
+def test_normalised_columns_sum_to_one_and_a_zero_column_stays_zero(tmp_path):
+    accuracy = np.array([[0.0, 0.0, 0.0], [0.2, 0.0, 0.6], [0.5, np.nan, 0.0], [0.3, 0.3, 0.3]])
+    make_run(tmp_path, classes=3, accuracy=accuracy, local=False)
+    run = load_run(tmp_path)
+    shown = map_array(draw.class_accuracy_normalised(run, run.history))
+    expected = [[0, 0.25, 1, 1 / 3], [0, 0, np.nan, 1 / 3], [0, 0.75, 0, 1 / 3]]
+    np.testing.assert_allclose(shown, expected)
+    np.testing.assert_allclose(np.nansum(shown, 0), [0, 1, 1, 1])
+
+
+def test_round_picture_puts_the_global_models_around_the_local_ones(tmp_path):
+    accuracy = make_run(tmp_path, rounds=3, classes=5)
+    saved = np.load(tmp_path / "local_class_accuracy.npz")["accuracy"]
+    run = load_run(tmp_path)
+    expected = np.vstack([accuracy[2], saved[2], accuracy[3]])
+    np.testing.assert_array_equal(draw.round_picture(run.history), expected)
+    figure = draw.local_round(run, run.history)
+    np.testing.assert_array_equal(map_array(figure), expected)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["global, round 2", "client 0", "client 2", "global, round 3"]
+
+
+def test_round_picture_of_a_global_model_that_was_not_evaluated_is_undefined(tmp_path):
+    accuracy = make_run(tmp_path, rounds=6, classes=3, interval=3)
+    rows = draw.round_picture(load_run(tmp_path).history)
+    assert np.isnan(rows[0]).all()  # round 5
+    np.testing.assert_array_equal(rows[-1], accuracy[2])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "edges"),
+    [
+        ([0], [-0.5, 0.5]),
+        ([0, 1, 2], [-0.5, 0.5, 1.5, 2.5]),
+        ([0, 10, 20, 25], [-5, 5, 15, 22.5, 27.5]),  # the last round is evaluated whatever the interval
+    ],
+)
+def test_cells_are_centred_on_their_round(rounds, edges):
+    np.testing.assert_array_equal(draw.cell_edges(np.array(rounds)), edges)
+
+
+@pytest.mark.parametrize(("clients", "most"), [(7, 10), (10, 10), (11, 10), (3432, 400)])
+def test_pooled_clients_are_maxima_of_neighbours(clients, most):
+    counts = np.random.default_rng(1).integers(0, 50, (clients, 3))
+    edges, pooled = draw.pool_clients(counts, most)
+    assert len(pooled) <= most
+    assert (edges[0], edges[-1]) == (0, clients)
+    for start, end, row in zip(edges[:-1], edges[1:], pooled, strict=True):
+        np.testing.assert_array_equal(row, counts[start:end].max(0))
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(50, 30), (51, 30), (50, 31)])
+def test_data_distribution_is_bubbles_up_to_50_clients_and_30_classes(tmp_path, clients, classes):
+    make_run(tmp_path, classes=classes, clients=clients, local=False)
+    run = load_run(tmp_path)
+    figure = draw.data_distribution(run, run.counts)
+    np.testing.assert_array_equal(figure.axes[0].patches[0].get_data().values, run.counts.sum(1))
+    marks = figure.axes[1].collections[0]
+    if (clients, classes) == (50, 30):
+        client, label = marks.get_offsets().T.astype(int)
+        shown = np.zeros_like(run.counts)
+        shown[client, label] = run.counts[client, label]
+        np.testing.assert_array_equal(shown, run.counts)
+        area = marks.get_sizes() / run.counts[client, label]
+        visible = marks.get_sizes() > 0.8  # smaller ones are enlarged to this
+        np.testing.assert_allclose(area[visible], area[visible][0])
+    else:
+        np.testing.assert_array_equal(np.ma.filled(marks.get_array(), 0), run.counts.T)
+
+
+def test_curves_skip_rounds_without_evaluation_and_mark_best_and_targets(tmp_path):
+    accuracy = np.array([[0.1, 0.1], [0.5, 0.3], [0.2, 0.2]])
+    make_run(tmp_path, rounds=4, classes=2, interval=2, accuracy=accuracy, local=False)
+    above, below = draw.curves(load_run(tmp_path)).axes
+    lines = {line.get_label(): line for line in above.lines}
+    assert list(lines) == ["test accuracy", "best: 0.400, round 2", "target 0.2: round 2", "target 0.99: never"]
+    np.testing.assert_allclose(lines["test accuracy"].get_xydata(), [[0, 0.1], [2, 0.4], [4, 0.2]])
+    assert [line.get_label() for line in below.lines] == ["forgetting F (BwT)"]
+    np.testing.assert_allclose(below.lines[0].get_xydata(), [[2, 0.1], [3, 0.1], [4, 0.1]])
+
+
+def test_a_diverged_run_is_drawn_up_to_its_last_finite_values(tmp_path):
+    make_run(tmp_path, local=False)
+    write_csv(
+        tmp_path / "rounds.csv",
+        ["round", "test_accuracy", "test_loss", "train_loss"],
+        [[0, 0.1, 2.3, ""], [1, 0.3, 400.0, 2.0], [2, "nan", "inf", "nan"]],
+    )
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "diverged"}))
+    run = load_run(tmp_path)
+    np.testing.assert_array_equal(run.points("test_loss"), [[0, 1], [2.3, 400]])
+    figure = draw.loss(run)
+    assert figure.axes[0].get_yscale() == "log"
+    assert figure.axes[0].get_xlim()[1] > 2  # the axis still ends at the last round
+    assert figure.get_suptitle().endswith("seed 0, diverged")
+    assert {p.stem for p in make_figures(tmp_path)} == ALL - {"local_round"}
+
+
+def test_classes_are_named_up_to_20_and_numbered_beyond(tmp_path):
+    for classes, first in ((20, "class 0"), (21, "0")):
+        make_run(tmp_path, classes=classes, local=False)
+        run = load_run(tmp_path)
+        figure = draw.class_accuracy(run, run.history)
+        figure.canvas.draw()
+        axes = figure.axes[0]
+        low, high = sorted(axes.get_ylim())
+        labels = [t.get_text() for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high]
+        assert labels[0] == first
+        assert len(labels) == 20 if classes == 20 else len(labels) <= 11
+
+
+def test_tick_labels_do_not_overlap(tmp_path):
+    """At 100 classes, 40 sampled clients and long names, by the boxes that matplotlib lays out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    make_run(tmp_path, rounds=30, classes=100, clients=120)
+    sampled = np.tile(np.arange(40), (30, 1))
+    np.savez(
+        tmp_path / "local_class_accuracy.npz",
+        rounds=np.arange(1, 31),
+        sampled=sampled,
+        accuracy=np.zeros((30, 40, 100)),
+    )
+    run = load_run(tmp_path)
+    for figure in (draw.class_accuracy(run, run.history), draw.local_round(run, run.history), draw.curves(run)):
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        for axes in figure.axes:
+            for ticks, side in ((axes.get_xticklabels(), "x"), (axes.get_yticklabels(), "y")):
+                boxes = [t.get_window_extent() for t in ticks if t.get_text() and _inside(axes, t, side)]
+                spans = sorted((getattr(b, f"{side}0"), getattr(b, f"{side}1")) for b in boxes)
+                assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def _inside(axes, text, side):
+    low, high = sorted(axes.get_xlim() if side == "x" else axes.get_ylim())
+    return low <= text.get_position()[side == "y"] <= high
+
+
+def test_titles_name_the_run():
+    config = {
+        "algorithm": {"_target_": "my_package.MyMethod"},
+        "dataset": {"name": "cifar10"},
+        "partition": {"_target_": "fedexp.data.partition.Sharding"},
+        "shards_per_client": 2,
+        "num_clients": 100,
+        "seed": 3,
+    }
+    title = "mymethod on cifar10, sharding shards_per_client=2, 100 clients, seed 3"
+    assert describe(config, {}, {}) == title
+    assert describe(config, {"status": "completed"}, {}) == title
+    assert (
+        describe(config, {"status": "failed"}, {"algorithm": "mine"}) == f"{title.replace('mymethod', 'mine')}, failed"
+    )
+    assert describe({}, {"algorithm": "fedavg", "dataset": "mnist"}, {}) == "fedavg on mnist"
+    assert describe({}, {}, {}) == ""
+
+
+def test_columns_of_an_interrupted_file(tmp_path):
+    path = tmp_path / "rounds.csv"
+    path.write_text("round,test_accuracy,note\n0,0.5,a\n1,,b\n2")  # the last row is cut short
+    columns = read_columns(path)
+    np.testing.assert_array_equal(columns["round"], [0, 1, 2])
+    np.testing.assert_array_equal(columns["test_accuracy"], [0.5, np.nan, np.nan])
+    assert np.isnan(columns["note"]).all()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "partition.npz", "class_accuracy.csv"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    make_run(tmp_path, local=False)
+    (tmp_path / name).write_text("[{\n1")
+    with pytest.raises(ConfigError, match=name):
+        make_figures(tmp_path)
+
+
+def test_command_line(tmp_path, capsys):
+    make_run(tmp_path, local=False)
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split() == [str(p) for p in make_figures(tmp_path)]
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: no run to draw here" in capsys.readouterr().err
+
+
+def test_no_pyplot_and_late_matplotlib(tmp_path):
+    make_run(tmp_path)
+    script = (
+        "import sys; from pathlib import Path; from fedexp.figures import make_figures\n"
+        "assert not {'matplotlib', 'torch', 'pandas'} & set(sys.modules), 'imported early'\n"
+        f"assert len(make_figures(Path({str(tmp_path)!r}))) == 6\n"
+        "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,481 @@
+"""Metrics against matrices worked by hand, plain loops and identities; the history against its files."""
+
+import csv
+import importlib
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from omegaconf import OmegaConf
+
+from fedexp.data.partition import Partition, save_npz
+from fedexp.errors import ConfigError
+from fedexp.metrics import forgetting
+from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
+from fedexp.metrics.forgetting_metric import (
+    All,
+    BackwardTransfer,
+    ForgettingDegree,
+    ForgettingMetric,
+    InOutLocal,
+    Metrics,
+    RoundDrop,
+)
+from fedexp.metrics.history import History, load_history
+from fedexp.metrics.targets import rounds_to_target
+
+CONF = Path(__file__).parents[1] / "conf"
+nan = float("nan")
+fraction = st.floats(0, 1)
+few = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def matrices(draw, min_rows=3, with_nan=False):
+    """Class accuracies [rows, classes]; with_nan: some classes (not all) are absent in every round."""
+    rows, classes = draw(st.integers(min_rows, 7)), draw(st.integers(2, 5))
+    cw = draw(arrays(np.float64, (rows, classes), elements=fraction))
+    if with_nan:
+        cw[:, draw(st.integers(1, classes - 1)) :] = nan
+    return cw
+
+
+# Initial model, then rounds 1, 2, 3; two classes.
+CW = np.array([[0.9, 0.9], [0.5, 0.2], [0.8, 0.1], [0.6, 0.1]])
+
+
+# ------------------------------------------------------------------ accuracy
+def test_class_accuracy_by_hand():
+    accuracy = class_accuracy(np.array([3, 0, 0]), np.array([4, 5, 0]))
+    np.testing.assert_array_equal(accuracy, [0.75, 0.0, nan])
+    np.testing.assert_array_equal(class_accuracy([[1, 2], [0, 4]], [2, 4]), [[0.5, 0.5], [0.0, 1.0]])
+    assert overall_accuracy(np.array([3, 0, 0]), np.array([4, 5, 0])) == 3 / 9
+    assert math.isnan(overall_accuracy(np.array([0]), np.array([0])))
+
+
+@few
+@given(arrays(np.int64, 6, elements=st.integers(0, 20)))
+def test_overall_accuracy_is_the_class_mean_of_a_balanced_test_set(correct):
+    total = np.full(6, 20)
+    assert overall_accuracy(correct, total) == pytest.approx(float(class_mean(class_accuracy(correct, total))))
+
+
+def test_class_mean_leaves_out_absent_classes():
+    np.testing.assert_array_equal(class_mean(np.array([[1.0, nan, 3.0], [nan, nan, nan]])), [2.0, nan])
+
+
+# ------------------------------------------------------------------ forgetting F
+def test_backward_transfer_by_hand():
+    # class 0: max(0.5, 0.8) - 0.6 = 0.2; class 1: max(0.2, 0.1) - 0.1 = 0.1; the initial 0.9 does not count
+    np.testing.assert_allclose(forgetting.backward_transfer_per_class(CW), [0.2, 0.1])
+    assert forgetting.backward_transfer(CW) == pytest.approx(0.15)
+
+
+def test_backward_transfer_may_be_negative():
+    # class 0 ends at its peak: 0.3 - 0.7 = -0.4; class 1: 0.5 - 0.5 = 0
+    assert forgetting.backward_transfer(np.array([[0.0, 0.0], [0.3, 0.5], [0.7, 0.5]])) == pytest.approx(-0.2)
+
+
+def test_backward_transfer_is_undefined_before_round_two():
+    for rounds in (0, 1, 2):
+        assert math.isnan(forgetting.backward_transfer(CW[:rounds]))
+    assert not math.isnan(forgetting.backward_transfer(CW[:3]))
+
+
+@few
+@given(matrices())
+def test_final_accuracy_plus_forgetting_is_the_mean_of_the_earlier_maxima(cw):
+    maxima = [max(cw[t, c] for t in range(1, len(cw) - 1)) for c in range(cw.shape[1])]
+    identity = np.mean(cw[-1]) + forgetting.backward_transfer(cw)
+    assert identity == pytest.approx(np.mean(maxima))
+    assert identity <= 1 + 1e-12
+
+
+@few
+@given(matrices(with_nan=True))
+def test_absent_classes_do_not_count(cw):
+    present = cw[:, ~np.isnan(cw[0])]
+    assert forgetting.backward_transfer(cw) == pytest.approx(forgetting.backward_transfer(present))
+    np.testing.assert_allclose(forgetting.round_drop(cw), forgetting.round_drop(present))
+    np.testing.assert_allclose(forgetting.consistency(cw), forgetting.consistency(present))
+    width = present.shape[1]
+    np.testing.assert_allclose(
+        forgetting.normalised_heat_map(cw)[:, :width], forgetting.normalised_heat_map(present), rtol=1e-12
+    )
+    assert np.isnan(forgetting.normalised_heat_map(cw)[:, width:]).all()
+
+
+# ------------------------------------------------------------------ round forgetting
+def test_round_drop_by_hand():
+    # t=2: class 0 gains 0.3, class 1 loses 0.1: 0.05. t=3: class 0 loses 0.2, class 1 stays: 0.1. t=1 is left out.
+    np.testing.assert_allclose(forgetting.round_drop(CW), [0.05, 0.1])
+    assert forgetting.round_drop(CW[:2]).shape == forgetting.round_drop(CW[:1]).shape == (0,)
+
+
+def test_local_round_drop_by_hand():
+    # client 0 loses 0.5 of class 0 and gains class 1: 0.25; client 1 loses nothing
+    local = np.array([[0.0, 0.9], [0.5, 0.2]])
+    np.testing.assert_allclose(forgetting.local_round_drop(CW[1], local), [0.25, 0.0])
+
+
+@few
+@given(matrices())
+def test_round_drop_counts_losses_and_never_gains(cw):
+    drops = forgetting.round_drop(cw)
+    for t in range(2, len(cw)):
+        lost = sum(cw[t - 1, c] - cw[t, c] for c in range(cw.shape[1]) if cw[t, c] < cw[t - 1, c])
+        assert drops[t - 2] == pytest.approx(lost / cw.shape[1])
+    assert ((drops >= 0) & (drops <= 1)).all()
+    rising = np.sort(cw, axis=0)
+    assert (forgetting.round_drop(rising) == 0).all()
+
+
+# ------------------------------------------------------------------ forgetting degree
+def test_forgetting_degree_by_hand():
+    before = np.array([0.5, 0.0, 0.8])
+    local = np.array([[0.25, 0.1, 0.8], [0.0, 0.0, 1.0]])
+    degree = forgetting.forgetting_degree(before, local, xi=1e-6)
+    # half lost; unknown class gained: -0.1 / 1e-6; kept | all lost; 0 / xi; -0.2 / 0.8
+    np.testing.assert_allclose(degree, [[0.5, -1e5, 0.0], [1.0, 0.0, -0.25]], rtol=1e-5)
+    assert degree.max() <= 1
+    # a larger xi damps: 0.25 / (0.5 + 0.5)
+    assert forgetting.forgetting_degree(before, local, xi=0.5)[0, 0] == pytest.approx(0.25)
+
+
+# ------------------------------------------------------------------ in- and out-local accuracy
+def test_in_out_local_by_hand():
+    # p = (3/4, 1/4, 0), out = (1 - p) / 2 = (1/8, 3/8, 1/2);
+    # in: 0.8 * 3/4 + 0.4 / 4 = 0.7; out: 0.8 / 8 + 0.4 * 3/8 + 0.2 / 2 = 0.1 + 0.15 + 0.1 = 0.35
+    inside, outside = forgetting.in_out_local(np.array([0.8, 0.4, 0.2]), np.array([3, 1, 0]))
+    assert inside == pytest.approx(0.7)
+    assert outside == pytest.approx(0.35)
+
+
+@few
+@given(arrays(np.float64, (3, 4), elements=fraction), st.integers(1, 9))
+def test_uniform_labels_make_in_and_out_the_mean_accuracy(accuracy, count):
+    inside, outside = forgetting.in_out_local(accuracy, np.full(4, count))
+    np.testing.assert_allclose(inside, accuracy.mean(-1), atol=1e-12)
+    np.testing.assert_allclose(outside, accuracy.mean(-1), atol=1e-12)
+
+
+@few
+@given(arrays(np.float64, 4, elements=fraction), arrays(np.int64, (5, 4), elements=st.integers(0, 30)))
+def test_joint_distribution_is_the_size_weighted_average(accuracy, counts):
+    counts[:, 0] += 1  # no client without examples
+    joint_in = joint_out = 0.0
+    for row in counts:  # sum_k n_k <A, p^k> / sum_k n_k, written out
+        for c in range(4):
+            p = row[c] / row.sum()
+            joint_in += row.sum() * accuracy[c] * p / counts.sum()
+            joint_out += row.sum() * accuracy[c] * (1 - p) / 3 / counts.sum()
+    assert forgetting.in_out_joint(accuracy, counts) == (pytest.approx(joint_in), pytest.approx(joint_out))
+
+
+def test_in_out_local_spreads_the_weight_of_an_absent_class():
+    # p = (1/4, 1/4, 1/2) -> known classes (1/2, 1/2); out = (3/8, 3/8, 1/4) -> (1/2, 1/2)
+    inside, outside = forgetting.in_out_local(np.array([0.2, 0.6, nan]), np.array([1, 1, 2]))
+    assert (float(inside), float(outside)) == (pytest.approx(0.4), pytest.approx(0.4))
+    # only the absent class is inside: undefined
+    inside, outside = forgetting.in_out_local(np.array([0.2, 0.6, nan]), np.array([0, 0, 2]))
+    assert math.isnan(inside)
+    assert outside == pytest.approx(0.4)
+    inside, outside = forgetting.in_out_local(np.array([0.7]), np.array([5]))
+    assert inside == pytest.approx(0.7)
+    assert math.isnan(outside)
+
+
+# ------------------------------------------------------------------ heat map, consistency
+def test_normalised_heat_map_by_hand():
+    cw = np.array([[0.2, 0.6], [0.0, 0.0], [0.5, 0.0]])
+    np.testing.assert_allclose(forgetting.normalised_heat_map(cw), [[0.25, 0.75], [0.0, 0.0], [1.0, 0.0]])
+
+
+@few
+@given(matrices())
+def test_normalised_rounds_sum_to_one_or_zero(cw):
+    sums = forgetting.normalised_heat_map(cw).sum(1)
+    np.testing.assert_allclose(sums, (cw.sum(1) > 0).astype(float), rtol=1e-9)
+
+
+def test_consistency_by_hand():
+    # (3,4).(4,3) = 24 of 5 * 5; orthogonal; a zero vector: 0/0 -> 0, twice
+    cw = np.array([[0.3, 0.4], [0.4, 0.3], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [0.0, 1.0]])
+    np.testing.assert_allclose(forgetting.consistency(cw), [0.96, 0.0, 0.0, 0.0, 1.0])
+
+
+# ------------------------------------------------------------------ rounds to target
+def test_rounds_to_target_by_hand():
+    rounds, accuracy = [0, 5, 10, 15, 20], [0.9, 0.4, None, 0.6, 0.5]
+    assert rounds_to_target(rounds, accuracy, targets=[0.4, 0.5, 0.61], fractions=[0.5, 0.9, 1]) == {
+        "0.4": 5,  # first crossing; the initial model does not count
+        "0.5": 15,
+        "0.61": None,
+        "0.5*best": 5,  # best = 0.6
+        "0.9*best": 15,
+        "1.0*best": 15,
+    }
+
+
+def test_rounds_to_target_without_rounds():
+    for accuracy in ([0.9], [0.9, nan]):
+        rounds = list(range(len(accuracy)))
+        assert rounds_to_target(rounds, accuracy, [0.5], [0.9]) == {"0.5": None, "0.9*best": None}
+    assert rounds_to_target([], [], [0.5], [1.0]) == {"0.5": None, "1.0*best": None}
+
+
+@few
+@given(st.lists(fraction, min_size=2, max_size=20), fraction)
+def test_rounds_to_target_is_the_first_crossing(accuracy, share):
+    found = rounds_to_target(range(len(accuracy)), accuracy, [share], [1.0, share])
+    best = max(accuracy[1:])
+    assert found["1.0*best"] == next(t for t in range(1, len(accuracy)) if accuracy[t] >= best - 1e-12)
+    assert found[f"{share}*best"] is not None
+    expected = next((t for t in range(1, len(accuracy)) if accuracy[t] >= share - 1e-12), None)
+    assert found[str(share)] == expected
+
+
+# ------------------------------------------------------------------ history and its files
+def make_history(rounds=3, local=True, classes=4, absent=False):
+    generator = np.random.default_rng(5)
+    labels = np.tile(np.arange(classes), 20)
+    partition = Partition.build(np.split(generator.permutation(80), [3, 20, 45]), labels, classes, {})
+    history = History(counts=partition.counts)
+    for r in range(rounds + 1):
+        if local and r:
+            history.add_local(r, generator.permutation(4)[:2], _accuracies(generator, (2, classes), absent))
+        history.add(r, _accuracies(generator, classes, absent))
+    return history, partition
+
+
+def _accuracies(generator, shape, absent):
+    accuracy = generator.random(shape)
+    if absent:
+        accuracy[..., 1] = nan
+    return accuracy
+
+
+def write_run(directory, history, partition):
+    """The run directory files, as a run writes them."""
+    partition.save(directory / "partition.npz", classes=[str(c) for c in range(history.counts.shape[1])])
+    with open(directory / "class_accuracy.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["round", "class", "accuracy"])
+        for r, row in zip(history.rounds, history.class_accuracy, strict=True):
+            writer.writerows([r, c, "" if math.isnan(a) else repr(float(a))] for c, a in enumerate(row))
+    if history.local_rounds:
+        history.save_local(directory / "local_class_accuracy.npz")
+
+
+def same(a: History, b: History):
+    for key in ("counts", "rounds", "local_rounds"):
+        np.testing.assert_array_equal(getattr(a, key), getattr(b, key))
+    for key in ("class_accuracy", "sampled", "local_class_accuracy"):
+        assert len(getattr(a, key)) == len(getattr(b, key))
+        for x, y in zip(getattr(a, key), getattr(b, key), strict=True):
+            np.testing.assert_array_equal(x, y)
+            assert x.dtype == y.dtype
+    return True
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("rounds", [0, 1, 4])
+def test_history_from_files_and_from_a_checkpoint(rounds, local, absent, tmp_path):
+    history, partition = make_history(rounds, local, absent=absent)
+    write_run(tmp_path, history, partition)
+    loaded = load_history(tmp_path)
+    assert same(loaded, history)
+    file = io.BytesIO()
+    torch.save(history.to_tree(), file)
+    file.seek(0)
+    resumed = History.from_tree(torch.load(file, weights_only=True))
+    assert same(resumed, history)
+    metric = All(xi=1e-6)
+    for values in (metric.round_values(loaded), metric.round_values(resumed)):
+        np.testing.assert_equal(values, metric.round_values(history))
+    np.testing.assert_equal(metric.summary(loaded), metric.summary(history))
+    resumed.add(rounds + 1, np.zeros(4))  # a resumed history goes on
+    assert len(resumed.matrix) == rounds + 2
+
+
+def test_empty_history_round_trip():
+    history = History(counts=np.ones((2, 3), dtype=np.int64))
+    assert same(History.from_tree(history.to_tree()), history)
+    assert history.matrix.shape == (0, 3)
+
+
+def test_local_file_layout(tmp_path):
+    history, _ = make_history(3)
+    history.save_local(tmp_path / "l.npz")
+    with np.load(tmp_path / "l.npz", allow_pickle=False) as file:
+        assert file["rounds"].tolist() == [1, 2, 3]
+        assert (file["sampled"].shape, file["accuracy"].shape) == ((3, 2), (3, 2, 4))
+        np.testing.assert_array_equal(file["accuracy"][1], history.local_class_accuracy[1])
+
+
+def test_rounds_are_recorded_in_order():
+    history, _ = make_history(2)
+    with pytest.raises(AssertionError):
+        history.add(2, np.zeros(4))
+    with pytest.raises(AssertionError):
+        history.add_local(1, np.arange(2), np.zeros((2, 4)))
+
+
+def test_damaged_run_directories(tmp_path):
+    history, partition = make_history()
+    with pytest.raises(ConfigError, match=r"partition\.npz"):
+        load_history(tmp_path)
+    write_run(tmp_path, history, partition)
+    table = tmp_path / "class_accuracy.csv"
+    good = table.read_text()
+    for bad in ("round,class\n0,0\n", good + "3,99,0.5\n", good + "3,x,0.5\n", good + "4\n"):
+        table.write_text(bad)
+        with pytest.raises(ConfigError, match=r"class_accuracy\.csv"):
+            load_history(tmp_path)
+    table.unlink()
+    with pytest.raises(ConfigError, match=r"class_accuracy\.csv"):
+        load_history(tmp_path)
+    table.write_text(good)
+    save_npz(tmp_path / "local_class_accuracy.npz", rounds=np.arange(3))
+    with pytest.raises(ConfigError, match="lacks the arrays accuracy, sampled"):
+        load_history(tmp_path)
+
+
+# ------------------------------------------------------------------ the objects of the group
+def hand_history():
+    """CW of two classes, two clients; client 0 holds class 0 only, client 1 holds one example of 0 and three of 1."""
+    history = History(counts=np.array([[2, 0], [1, 3], [9, 1]]))
+    locals_ = [[[0.9, 0.4], [0.5, 0.9]], [[1.0, 0.0], [0.25, 0.2]], [[0.8, 0.0], [0.4, 0.3]]]
+    history.add(0, CW[0])
+    for r in (1, 2, 3):
+        history.add_local(r, np.array([0, 1]), np.array(locals_[r - 1]))
+        history.add(r, CW[r])
+    return history
+
+
+def test_backward_transfer_object():
+    assert BackwardTransfer().round_values(hand_history()) == {"forgetting": pytest.approx(0.15)}
+    assert BackwardTransfer().summary(hand_history()) == {"forgetting": pytest.approx(0.15)}
+    assert not BackwardTransfer().needs_local
+    assert BackwardTransfer().client_values(hand_history()) == {}
+
+
+def test_round_drop_object():
+    history = hand_history()
+    # local, round 3 against round 2 = (0.8, 0.1): client 0 loses 0 and 0.1: 0.05; client 1 loses 0.4 and 0: 0.2
+    # round 2 against (0.5, 0.2): 0 + 0.2 -> 0.1; 0.25 + 0 -> 0.125. round 1 against (0.9, 0.9): 0.5 -> 0.25; 0.4 -> 0.2
+    assert RoundDrop(local=False).round_values(history) == {"round_forgetting": pytest.approx(0.1)}
+    assert RoundDrop(local=False).client_values(history) == {}
+    metric = RoundDrop(local=True)
+    assert metric.round_values(history) == pytest.approx({"round_forgetting": 0.1, "local_round_forgetting": 0.125})
+    np.testing.assert_allclose(metric.client_values(history)["local_round_forgetting"], [0.05, 0.2])
+    # means over rounds: (0.05 + 0.1) / 2 and (0.225 + 0.1125 + 0.125) / 3
+    assert metric.summary(history) == pytest.approx({"round_forgetting": 0.075, "local_round_forgetting": 0.4625 / 3})
+    assert metric.needs_local
+    assert not RoundDrop(local=False).needs_local
+
+
+def test_forgetting_degree_object():
+    history = hand_history()
+    metric = ForgettingDegree(xi=1e-9)
+    # round 3, before (0.8, 0.1): client 0: 0 and 1 -> 0.5; client 1: 0.5 and -0.2 / 0.1 = -2, clipped -1: -0.25
+    np.testing.assert_allclose(metric.client_values(history)["forgetting_degree"], [0.5, -0.25], atol=1e-7)
+    assert metric.round_values(history)["forgetting_degree"] == pytest.approx(0.125)
+    # round 2, before (0.5, 0.2): (-1, 1) -> 0; (0.5, 0) -> 0.25. round 1, before (0.9, 0.9): (0, 5/9); (4/9, 0)
+    assert metric.summary(history)["forgetting_degree"] == pytest.approx((0.125 + 0.125 + 0.25) / 3)
+    with pytest.raises(ConfigError, match=r"forgetting_metric\.xi=0"):
+        ForgettingDegree(xi=0)
+
+
+def test_in_out_local_object():
+    history = hand_history()
+    # round 3. client 0: p = (1, 0), out = (0, 1): 0.8 and 0.0. client 1: p = (1/4, 3/4): 0.1 + 0.225 = 0.325;
+    # out = (3/4, 1/4): 0.3 + 0.075 = 0.375. std of (0.8, 0.325) = 0.2375, of (0, 0.375) = 0.1875.
+    # global (0.6, 0.1), joint p = (3/6, 3/6): 0.35 both
+    values = InOutLocal().round_values(history)
+    assert values == pytest.approx(
+        {
+            "in_local_accuracy": 0.5625,
+            "in_local_accuracy_std": 0.2375,
+            "out_local_accuracy": 0.1875,
+            "out_local_accuracy_std": 0.1875,
+            "global_in_accuracy": 0.35,
+            "global_out_accuracy": 0.35,
+        }
+    )
+    clients = InOutLocal().client_values(history)
+    np.testing.assert_allclose(clients["in_local_accuracy"], [0.8, 0.325])
+    np.testing.assert_allclose(clients["out_local_accuracy"], [0.0, 0.375])
+    assert InOutLocal().summary(history) == values
+
+
+def test_all_is_the_union_and_keys_do_not_depend_on_the_round():
+    history, _ = make_history(4, absent=True)
+    members = (BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=1e-3), InOutLocal())
+    everything = All(xi=1e-3)
+    assert everything.needs_local
+    for method in ("round_values", "client_values", "summary"):
+        expected = {}
+        for metric in members:
+            expected |= getattr(metric, method)(history)
+        np.testing.assert_equal(getattr(everything, method)(history), expected)
+    start, _ = make_history(0)
+    assert everything.round_values(start).keys() == everything.round_values(history).keys()
+    assert all(math.isnan(value) for value in everything.round_values(start).values())
+    assert everything.client_values(start) == {}
+    assert all(math.isfinite(value) for value in everything.summary(history).values())
+    with pytest.raises(ConfigError, match="xi"):
+        All(xi=-1.0)
+
+
+def test_metrics_with_evaluation_gaps():
+    """Rounds 0, 2, 4, 5: previous means the previous evaluated round; no local values."""
+    history = History(counts=np.ones((2, 2), dtype=np.int64))
+    for r, row in zip([0, 2, 4, 5], CW, strict=True):
+        history.add(r, row)
+    both = Metrics((BackwardTransfer(), RoundDrop(local=False)))
+    assert both.round_values(history) == pytest.approx({"forgetting": 0.15, "round_forgetting": 0.1})
+    assert not both.needs_local
+
+
+def test_local_values_belong_to_the_last_round_only():
+    history, _ = make_history(2)
+    history.add(3, np.zeros(4))  # evaluated without local models
+    assert All(xi=1e-6).client_values(history) == {}
+    assert math.isnan(All(xi=1e-6).round_values(history)["local_round_forgetting"])
+
+
+def test_merging_accepts_equal_values_and_refuses_different_ones():
+    history = hand_history()
+    twice = Metrics((RoundDrop(local=False), RoundDrop(local=True), BackwardTransfer(), BackwardTransfer()))
+    assert twice.round_values(history).keys() == {"round_forgetting", "local_round_forgetting", "forgetting"}
+    start, _ = make_history(0)
+    assert math.isnan(twice.round_values(start)["forgetting"])  # nan agrees with nan
+
+    class Other(ForgettingMetric):
+        def round_values(self, history):
+            return {"forgetting": -1.0}
+
+    with pytest.raises(ValueError, match="'forgetting'"):
+        Metrics((BackwardTransfer(), Other())).round_values(history)
+
+
+# ------------------------------------------------------------------ conf/forgetting_metric
+@pytest.mark.parametrize("option", sorted(path.stem for path in (CONF / "forgetting_metric").glob("*.yaml")))
+def test_yaml_fits_its_class(option):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        node = OmegaConf.to_container(compose(overrides=[f"+forgetting_metric={option}"]))["forgetting_metric"]
+    module, name = node.pop("_target_").rsplit(".", 1)
+    cls = getattr(importlib.import_module(module), name)
+    OmegaConf.merge(OmegaConf.structured(cls), node)  # types and names fit
+    assert cls(**node).__dict__ == node
+    assert name == {"degree": "ForgettingDegree"}.get(option, option.title().replace("_", ""))
+    assert cls(**node).needs_local == (option not in ("backward_transfer", "round_drop"))

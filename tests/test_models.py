@@ -1,0 +1,241 @@
+"""Every model: sizes that the papers' code has, exact equivalences, and what the engines rely on."""
+
+import importlib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from torch.func import functional_call, grad, vmap
+
+from fedexp.errors import ConfigError
+from fedexp.models.cnn import CNN
+from fedexp.models.resnet import CifarResNet, TorchvisionResNet
+
+CONF = Path(__file__).parents[1] / "conf" / "model"
+OPTIONS = sorted(path.stem for path in CONF.glob("*.yaml"))
+CIFAR, MNIST, DIGITS, TINY = (3, 32, 32), (1, 28, 28), (1, 8, 8), (3, 64, 64)
+
+
+def load(option):
+    """The model spec of a yaml, checked against its class as the schema."""
+    node = OmegaConf.load(CONF / f"{option}.yaml")
+    module, _, name = node.pop("_target_").rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    assert set(node) == {field.name for field in fields(cls)}
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), node))
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("option", "shape", "classes", "count"),
+    [
+        ("cnn", CIFAR, 10, 2_156_490),
+        ("cnn", CIFAR, 100, 2_202_660),
+        ("cnn", MNIST, 10, 1_663_370),
+        ("cnn", MNIST, 62, 1_690_046),
+        ("cnn", TINY, 200, 8_545_416),
+        # 8x8: (1*25+1)*32 + (32*25+1)*64 = 832 + 51,264; flat 64*2*2 = 256: 257*512 = 131,584; 513*10 = 5,130
+        ("cnn", DIGITS, 10, 188_810),
+        ("cnn_3fc", CIFAR, 10, 2_218_314),
+        ("t_cnn", CIFAR, 10, 878_538),
+        ("resnet10", CIFAR, 10, 4_903_242),
+        ("resnet18", CIFAR, 10, 11_181_642),
+        ("resnet50", CIFAR, 100, 23_712_932),
+        ("resnet50", TINY, 200, 23_917_832),
+        ("resnet18", MNIST, 10, 11_181_642 - 2 * 64 * 49),  # two input channels fewer in the 7x7 stem
+    ],
+)
+def test_parameter_counts(option, shape, classes, count):
+    with torch.device("meta"):  # sizes only, no initialisation
+        assert parameters(load(option).build(shape, classes)) == count
+
+
+@pytest.mark.parametrize(
+    ("option", "shape", "features"),
+    [
+        ("cnn", DIGITS, 512),
+        ("cnn", (3, 20, 32), 512),
+        ("cnn_3fc", CIFAR, 128),
+        ("t_cnn", MNIST, 512),
+        ("resnet10", MNIST, 512),
+        ("resnet10", TINY, 512),
+        ("resnet18", DIGITS, 512),
+        ("resnet50", CIFAR, 2048),
+    ],
+)
+def test_output_is_features_and_their_classification(option, shape, features):
+    model = load(option).build(shape, 7)
+    out = model(torch.randn(3, *shape))
+    assert out.features.shape == (3, features)
+    assert out.logits.shape == (3, 7)
+    torch.testing.assert_close(out.logits, model.classifier(out.features))
+
+
+@pytest.mark.parametrize("option", ["cnn", "cnn_3fc", "t_cnn"])
+def test_cnn_equals_relu_before_pooling(option):
+    """The textbook order (convolution, ReLU, max-pool), written out."""
+    model = load(option).build(CIFAR, 10).double()
+    x = torch.randn(4, *CIFAR, dtype=torch.float64)
+    z = x
+    for convolution in model.convolutions:
+        z = F.max_pool2d(F.relu(convolution(z)), kernel_size=2, stride=2)
+    z = z.reshape(4, -1)
+    for layer in model.hidden:
+        z = F.relu(layer(z))
+    out = model(x)
+    assert torch.equal(out.features, z)
+    assert torch.equal(out.logits, model.classifier(z))
+
+
+def test_both_hidden_layers_are_reachable():
+    model = load("cnn_3fc").build(CIFAR, 10)
+    x = torch.randn(2, *CIFAR)
+    first, second = model.hidden_activations(x)
+    assert first.shape == (2, 512)
+    assert second.shape == (2, 128)
+    assert (first >= 0).all()
+    torch.testing.assert_close(second, F.relu(model.hidden[1](first)))
+    torch.testing.assert_close(second, model(x).features)
+
+
+@pytest.mark.parametrize("option", ["cnn", "cnn_3fc", "t_cnn"])
+def test_per_example_gradients_under_vmap(option):
+    model = load(option).build((1, 16, 16), 5).double()
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    x, y = torch.randn(3, 1, 16, 16, dtype=torch.float64), torch.tensor([0, 4, 2])
+
+    def loss(params, x, y):
+        return F.cross_entropy(functional_call(model, params, (x[None],)).logits, y[None])
+
+    stacked = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+    for i in range(3):
+        model.zero_grad()
+        F.cross_entropy(model(x[i : i + 1]).logits, y[i : i + 1]).backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(stacked[name][i], p.grad)
+
+
+@pytest.mark.parametrize("option", ["cnn", "t_cnn"])
+def test_clients_with_their_own_weights_under_vmap(option):
+    """One program for several clients, each with its own parameters and batch."""
+    spec = load(option)
+    models = [spec.build((3, 16, 16), 4).double() for _ in range(3)]
+    stacked = {k: torch.stack([m.state_dict()[k] for m in models]) for k in models[0].state_dict()}
+    x = torch.randn(3, 2, 3, 16, 16, dtype=torch.float64)
+    out = vmap(lambda p, x: functional_call(models[0], p, (x,)).logits)(stacked, x)
+    torch.testing.assert_close(out, torch.stack([m(b).logits for m, b in zip(models, x, strict=True)]))
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option != "resnet50"])  # slow; same class as 18
+def test_mixes_examples_tells_the_truth(option):
+    """In training mode, one example's output depends on the others exactly when the spec says so."""
+    spec = load(option)
+    model = spec.build(CIFAR, 3).double().train()
+    x = torch.randn(3, *CIFAR, dtype=torch.float64)
+    other = torch.cat([x[:1], torch.randn(2, *CIFAR, dtype=torch.float64)])
+    same = torch.allclose(model(x).logits[0], model(other).logits[0], rtol=1e-9, atol=1e-12)
+    assert same is not spec.mixes_examples
+
+
+def test_resnet10_keeps_no_buffers_and_uses_batch_statistics_in_evaluation():
+    model = load("resnet10").build(CIFAR, 10).double()
+    assert not list(model.buffers())
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert len(norms) == 12  # stem, 4 blocks of 2, 3 projections
+    assert not any(norm.track_running_stats for norm in norms)
+    x = torch.randn(4, *CIFAR, dtype=torch.float64)
+    torch.testing.assert_close(model.train()(x).logits, model.eval()(x).logits)
+
+
+def test_resnet10_block_against_the_residual_equation():
+    block = load("resnet10").build(CIFAR, 10).double().stages[1]
+    x = torch.randn(2, 64, 8, 8, dtype=torch.float64)
+
+    def convolve(layer, x, **kwargs):
+        z = F.conv2d(x, layer[0].weight, **kwargs)
+        centred = z - z.mean((0, 2, 3), keepdim=True)
+        return centred / (centred.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()
+
+    z = convolve(block.second, F.relu(convolve(block.first, x, stride=2, padding=1)), padding=1)
+    torch.testing.assert_close(block(x), F.relu(z + convolve(block.shortcut, x, stride=2)))
+
+
+def test_torchvision_resnet_computes_what_torchvision_computes():
+    from torchvision.models import resnet18
+
+    torch.manual_seed(3)
+    model = load("resnet18").build(CIFAR, 10).eval()
+    torch.manual_seed(3)
+    reference = resnet18(weights=None, num_classes=10).eval()
+    x = torch.randn(2, *CIFAR)
+    torch.testing.assert_close(model(x).logits, reference(x))
+    assert parameters(model) == parameters(reference)
+    assert len(list(model.buffers())) == len(list(reference.buffers())) > 0
+
+
+@pytest.mark.parametrize("option", ["cnn", "resnet10", "resnet18"])
+def test_initialisation_follows_the_seed(option):
+    def weights(seed):
+        torch.manual_seed(seed)
+        return load(option).build(CIFAR, 10).state_dict()
+
+    first, again, other = weights(0), weights(0), weights(1)
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
+
+
+def test_pytorch_default_initialisation():
+    """Uniform in +-1/sqrt(fan_in) for weights and biases: kaiming_uniform with a = sqrt(5) has exactly this bound."""
+    model = load("cnn").build(CIFAR, 10)
+    for layer, fan_in in ((model.convolutions[1], 32 * 25), (model.hidden[0], 4096)):
+        bound = fan_in**-0.5
+        for values in (layer.weight, layer.bias):
+            assert 0.9 * bound < values.abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "message"),
+    [
+        ("t_cnn", DIGITS, "at least 16 x 16 pixels; these are 8 x 8"),
+        ("t_cnn", (3, 32, 15), "these are 32 x 15"),
+        ("cnn", (1, 3, 8), "at least 4 x 4 pixels; these are 3 x 8"),
+        ("resnet10", DIGITS, "at least 9 x 9 pixels; these are 8 x 8"),
+    ],
+)
+def test_too_small_images_are_refused(spec, shape, message):
+    with pytest.raises(ConfigError, match=message):
+        load(spec).build(shape, 10)
+
+
+@pytest.mark.parametrize(("option", "side"), [("t_cnn", 16), ("cnn", 4), ("resnet10", 9)])
+def test_smallest_image_works(option, side):
+    model = load(option).build((1, side, side), 3)
+    assert model(torch.randn(1, 1, side, side)).logits.isfinite().all()
+
+
+VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "key"),
+    [
+        (CNN, VALID | {"channels": ()}, "model.channels"),
+        (CNN, VALID | {"channels": (32, 0)}, "model.channels"),
+        (CNN, VALID | {"hidden": ()}, "model.hidden"),
+        (CNN, VALID | {"kernel": 0}, "model.kernel"),
+        (CNN, VALID | {"padding": -1}, "model.padding"),
+        (CNN, VALID | {"padding": 5}, "model.padding"),
+        (CifarResNet, {"widths": ()}, "model.widths"),
+        (CifarResNet, {"widths": (64, -1)}, "model.widths"),
+        (TorchvisionResNet, {"depth": 20}, "model.depth"),
+    ],
+)
+def test_bad_values_name_their_key(cls, values, key):
+    with pytest.raises(ConfigError, match=key):
+        cls(**values)

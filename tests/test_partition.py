@@ -1,0 +1,500 @@
+"""Partitions: properties, the LDA routine against a literal transcription, files, messages."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from fedexp.data.partition import (
+    IID,
+    Natural,
+    Partition,
+    Sharding,
+    load_npz,
+    make_partition,
+    partition_hash,
+    save_npz,
+)
+from fedexp.data.partition_file import File
+from fedexp.data.partition_lda import LDA
+from fedexp.errors import ConfigError
+
+CONF = Path(__file__).parents[1] / "conf"
+SEEDS = st.integers(0, 2**32)
+few = settings(max_examples=40, deadline=None)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def balanced(classes=10, per_class=50, seed=0):
+    return rng(seed).permutation(np.repeat(np.arange(classes), per_class))
+
+
+def lda(alpha=0.5, min_size=1, balance=True, max_draws=2000):
+    return LDA(alpha=alpha, min_size=min_size, balance=balance, max_draws=max_draws)
+
+
+def check(partition: Partition, labels: np.ndarray, clients: int, covers: bool):
+    """What every partition promises, by plain loops."""
+    seen: set[int] = set()
+    for k, part in enumerate(partition.parts):
+        assert part.dtype == np.int64
+        assert len(part) >= 1
+        assert list(part) == sorted(set(part.tolist()))
+        assert not seen & set(part.tolist())
+        seen |= set(part.tolist())
+        for c in range(partition.counts.shape[1]):
+            assert partition.counts[k, c] == sum(labels[i] == c for i in part)
+    assert len(partition.parts) == clients
+    assert seen <= set(range(len(labels)))
+    assert not covers or len(seen) == len(labels)
+    assert list(partition.sizes) == [len(part) for part in partition.parts]
+
+
+# ------------------------------------------------------------------ properties
+@few
+@given(st.integers(1, 30), st.integers(30, 200), SEEDS)
+def test_iid_gives_equal_disjoint_parts(clients, examples, seed):
+    labels = rng(seed).integers(0, 5, examples)
+    partition = IID().split(labels, clients, rng(seed), num_classes=5)
+    check(partition, labels, clients, covers=examples % clients == 0)
+    assert set(partition.sizes) == {examples // clients}
+
+
+@few
+@given(st.sampled_from([(2, 20, 10), (3, 10, 5), (1, 10, 10), (10, 7, 10), (4, 5, 2)]), SEEDS)
+def test_sharding_gives_at_most_s_classes_and_equal_sizes(setting, seed):
+    s, clients, classes = setting
+    shards = s * clients // classes
+    labels = balanced(classes, per_class=3 * shards, seed=seed)
+    partition = Sharding(shards_per_client=s).split(labels, clients, rng(seed))
+    check(partition, labels, clients, covers=True)
+    assert ((partition.counts > 0).sum(1) <= s).all()
+    assert (partition.sizes == 3 * s).all()
+    assert (partition.counts % 3 == 0).all()  # whole shards only
+
+
+@few
+@given(st.lists(st.integers(8, 40), min_size=4, max_size=4), SEEDS)
+def test_sharding_cuts_contiguous_blocks_and_deals_the_left_over_to_the_first(class_sizes, seed):
+    labels = rng(seed).permutation(np.repeat(np.arange(4), class_sizes))
+    partition = Sharding(shards_per_client=1).split(labels, 32, rng(seed))  # m = 1 * 32 / 4 = 8 blocks a class
+    check(partition, labels, 32, covers=True)
+    blocks = {tuple(part) for part in partition.parts}
+    for c, n in enumerate(class_sizes):
+        indices = [i for i in range(len(labels)) if labels[i] == c]
+        size, extra = divmod(n, 8)
+        for b in range(8):
+            expected = indices[b * size : (b + 1) * size] + ([indices[8 * size + b]] if b < extra else [])
+            assert tuple(expected) in blocks
+
+
+def split_if_possible(partitioner, labels, clients, seed):
+    """Examples whose alpha is too small for any draw to fit are not counted."""
+    try:
+        return partitioner.split(labels, clients, rng(seed))
+    except ConfigError:
+        reject()
+
+
+@few
+@given(st.floats(0.05, 100), st.integers(1, 5), st.integers(2, 12), st.booleans(), SEEDS)
+def test_lda_covers_everything_and_respects_min_size(alpha, min_size, clients, balance, seed):
+    labels = balanced(seed=seed)
+    partition = split_if_possible(lda(alpha, min_size, balance, max_draws=300), labels, clients, seed)
+    check(partition, labels, clients, covers=True)
+    assert partition.sizes.min() >= min_size
+    assert 1 <= partition.info["draws"] <= 300
+
+
+@few
+@given(st.integers(1, 12), SEEDS)
+def test_natural_clients_are_whole_owners(clients, seed):
+    owners = rng(seed).permutation(np.repeat(np.arange(12) * 7, np.arange(1, 13)))  # ids need not be consecutive
+    labels = rng(seed + 1).integers(0, 3, len(owners))
+    partition = Natural().split(labels, clients, rng(seed), owners, num_classes=3)
+    check(partition, labels, clients, covers=clients == 12)
+    for part in partition.parts:
+        (owner,) = set(owners[part])
+        assert len(part) == (owners == owner).sum()
+
+
+def test_natural_choice_of_owners_is_uniform():
+    owners = np.repeat(np.arange(5), 2)
+    times = np.zeros(5)
+    for seed in range(1000):
+        for part in Natural().split(np.zeros(10, dtype=int), 2, rng(seed), owners).parts:
+            times[owners[part[0]]] += 1
+    # each owner is drawn with probability 2/5: 400 of 1000, standard deviation sqrt(1000 * 0.4 * 0.6) = 15.5
+    assert (abs(times - 400) < 4 * 15.5).all()
+
+
+# ------------------------------------------------------------------ LDA
+def literal_lda(labels, classes, clients, alpha, min_size, balance, generator):
+    """The routine of protocols 0.1, one number at a time; examples shuffled for the accepted draw."""
+    n = len(labels)
+    while True:
+        held, amounts = [0] * clients, []
+        for c in range(classes):
+            members = [i for i in range(n) if labels[i] == c]
+            q = list(generator.dirichlet([alpha] * clients))
+            if balance:
+                q = [p * (1 if size < n / clients else 0) for p, size in zip(q, held, strict=True)]
+            total = np.sum(q)
+            q = [p / total for p in q]
+            cuts, running = [0], 0.0
+            for p in q[:-1]:
+                running += p
+                cuts.append(int(np.floor(running * len(members))))
+            cuts.append(len(members))
+            amounts.append([cuts[k + 1] - cuts[k] for k in range(clients)])
+            held = [size + new for size, new in zip(held, amounts[-1], strict=True)]
+        if min(held) >= min_size:
+            break
+    parts = [[] for _ in range(clients)]
+    for c in range(classes):
+        queue = list(generator.permutation([i for i in range(n) if labels[i] == c]))
+        for k in range(clients):
+            for _ in range(amounts[c][k]):
+                parts[k].append(int(queue.pop(0)))
+    return [sorted(part) for part in parts]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.08, 5), st.integers(2, 8), st.integers(1, 6), st.booleans(), SEEDS)
+def test_lda_equals_the_literal_routine(alpha, clients, min_size, balance, seed):
+    labels = balanced(classes=6, per_class=40, seed=seed)
+    fast = split_if_possible(lda(alpha, min_size, balance), labels, clients, seed)
+    slow = literal_lda(labels, 6, clients, alpha, min_size, balance, rng(seed))
+    assert [part.tolist() for part in fast.parts] == slow
+
+
+class Fixed:
+    """Stands in for a generator: given proportions, no shuffling."""
+
+    def __init__(self, q):
+        self.q = np.array(q)
+
+    def dirichlet(self, alpha, size):
+        assert self.q.shape == (size, len(alpha))
+        return self.q
+
+    def permutation(self, indices):
+        return indices
+
+
+def test_cap_by_hand():
+    # 3 classes of 10, 2 clients: N/K = 15. Class 0: q = (0.8, 0.2) -> cut at 8: 8 and 2. Class 1: q = (0.75, 0.25)
+    # -> cut at 7: 7 and 3; they hold 15 and 5. Class 2: client 0 holds 15, which is not < 15, so q = (0, 1): 0 and 10.
+    q = [[0.8, 0.2], [0.75, 0.25], [0.5, 0.5]]
+    labels = np.repeat([0, 1, 2], 10)
+    capped = lda(balance=True).split(labels, 2, Fixed(q))
+    assert capped.counts.tolist() == [[8, 7, 0], [2, 3, 10]]
+    assert capped.parts[0].tolist() == [*range(8), *range(10, 17)]
+    assert lda(balance=False).split(labels, 2, Fixed(q)).counts.tolist() == [[8, 7, 5], [2, 3, 5]]
+
+
+def test_lda_draw_whose_mass_falls_on_full_clients_is_repeated():
+    # after class 0 client 0 holds 10 >= N/K = 10; class 1 then has q = (1, 0): nothing is left to share
+    with pytest.raises(ConfigError, match="min_size"):
+        lda(max_draws=3).split(np.repeat([0, 1], 10), 2, Fixed([[1.0, 0.0], [1.0, 0.0]]))
+
+
+def test_lda_skips_an_absent_class():
+    labels = np.repeat([0, 2, 3], 20)
+    partition = make_partition(lda(alpha=5.0), labels, 5, 3, rng(), None)
+    check(partition, labels, 3, covers=True)
+    assert partition.counts.sum(0).tolist() == [20, 0, 20, 20, 0]
+
+
+def test_lda_heterogeneity_follows_alpha():
+    labels = balanced(10, 500)
+
+    def skew(alpha):  # mean total-variation distance of the clients' label distributions from the uniform one
+        counts = lda(alpha).split(labels, 10, rng(3)).counts
+        return abs(counts / counts.sum(1, keepdims=True) - 0.1).sum(1).mean() / 2
+
+    # alpha = 1000: q_k has mean 0.1 and sd sqrt(0.1 * 0.9 / (10 * 1000 + 1)) = 0.003; so p_c is 0.1 with sd 0.003, and
+    # the mean distance is 10 * 0.003 * sqrt(2 / pi) / 2 = 0.012. One class a client would be 0.9.
+    assert skew(1000.0) < 0.02
+    assert skew(1000.0) < skew(1.0) < skew(0.1)
+    assert skew(0.1) > 0.4
+
+
+def test_lda_rejection_rate():
+    """protocols 0.1: on CIFAR-10's label counts, K=100, alpha=0.1, a draw has every n_k >= 10 with probability 0.24."""
+    labels = np.repeat(np.arange(10), 5000)
+    draws = [lda(0.1, 10).split(labels, 100, rng(seed)).info["draws"] for seed in range(60)]
+    # the number of draws is geometric with p = 0.24: mean 4.17, sd sqrt(0.76) / 0.24 = 3.6, of the mean of 60: 0.47
+    assert abs(np.mean(draws) - 4.17) < 4 * 0.47
+
+
+def test_lda_that_cannot_work_fails_soon_with_settings_that_do():
+    labels = np.repeat(np.arange(10), 5000)
+    with pytest.raises(ConfigError) as caught:
+        lda(0.05, 10, max_draws=500).split(labels, 100, rng())
+    message = str(caught.value)
+    assert "alpha=0.05 num_clients=100" in message
+    assert "500 gave every client min_size=10" in message
+    assert "min_size=1 (" in message
+    assert "alpha=0.1 (" in message
+    assert "largest minimum seen was" in message
+    lda(0.05, 1).split(labels, 100, rng())
+    lda(0.1, 10).split(labels, 100, rng())
+
+
+# ------------------------------------------------------------------ hash, seeds, files
+SCHEMES = {
+    "iid": (IID(), "22d3a9ee"),
+    "sharding": (Sharding(shards_per_client=2), "164d2d60"),
+    "lda": (lda(0.5, 5), "a987e642"),
+    "natural": (Natural(), "f097ab51"),
+}
+
+
+def split(name, seed=7):
+    labels = balanced()
+    return SCHEMES[name][0].split(labels, 10, rng(seed), owners=np.arange(500) // 25)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_partition_is_a_function_of_the_seed_and_never_changes(name):
+    assert split(name).hash == split(name).hash
+    assert split(name).hash != split(name, seed=8).hash
+    assert split(name).hash[:8] == SCHEMES[name][1]  # golden: published runs must stay reproducible
+
+
+def test_hash_depends_on_every_index_and_on_the_cuts_and_not_on_the_order():
+    labels = np.zeros(10, dtype=int)
+
+    def digest(*parts):
+        return Partition.build([np.array(part) for part in parts], labels, 1, {}).hash
+
+    one = digest([0, 1, 2], [3, 4])
+    assert one == digest([2, 0, 1], [4, 3])
+    assert len({one, digest([0, 1], [2, 3, 4]), digest([0, 1, 2], [3, 5]), digest([3, 4], [0, 1, 2])}) == 4
+
+
+def test_build_refuses_what_no_scheme_may_return():
+    labels = np.zeros(4, dtype=int)
+    for parts in ([[0, 1], [1, 2]], [[0, 4]], [[-1, 0]], [[0], []]):
+        with pytest.raises(AssertionError):
+            Partition.build([np.array(part, dtype=int) for part in parts], labels, 1, {})
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_save_and_load(name, tmp_path):
+    partition, path = split(name), tmp_path / "partition.npz"
+    partition.save(path, classes=[f"class {c}" for c in range(10)])
+    loaded = Partition.load(path)
+    assert [a.tolist() for a in loaded.parts] == [a.tolist() for a in partition.parts]
+    assert (loaded.counts == partition.counts).all()
+    assert (loaded.hash, loaded.info) == (partition.hash, partition.info)
+    assert (loaded.sizes == load_npz(path)["sizes"]).all()
+    assert load_npz(path)["classes"].tolist() == [f"class {c}" for c in range(10)]
+    assert list(tmp_path.iterdir()) == [path]  # no temporary file left
+
+
+def test_settings_are_recorded():
+    info = split("lda").info
+    assert info.items() >= {"scheme": "LDA", "alpha": 0.5, "min_size": 5, "balance": True}.items()
+    assert info["size_min"] >= 5
+    assert split("sharding").info["shards_per_client"] == 2
+
+
+def test_load_refuses_damage(tmp_path):
+    path = tmp_path / "partition.npz"
+    with pytest.raises(ConfigError, match=r"partition\.npz"):
+        Partition.load(path)
+    split("iid").save(path, classes=())
+    arrays = load_npz(path)
+    arrays["indices"][0], arrays["indices"][1] = arrays["indices"][1], arrays["indices"][0]
+    save_npz(path, **arrays)
+    with pytest.raises(ConfigError, match="damaged"):
+        Partition.load(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"partition\.npz"):
+        Partition.load(path)
+    save_npz(path, x=np.zeros(2))
+    with pytest.raises(ConfigError, match="not a partition"):
+        Partition.load(path)
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "a.npz"
+    save_npz(path, x=np.arange(3))
+
+    class Broken:
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError):
+        save_npz(path, x=Broken())
+    assert load_npz(path)["x"].tolist() == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ------------------------------------------------------------------ partition=file
+def read(path, clients, examples=10):
+    return File(path=str(path)).split(np.arange(examples) % 2, clients, rng())
+
+
+@pytest.mark.parametrize(
+    "content", ['{"1": [5, 4], "0": [9, 0, 3]}', "[[9, 0, 3], [5, 4]]"], ids=["json object", "json list"]
+)
+def test_json_partition(content, tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(content)
+    assert [part.tolist() for part in read(path, 2).parts] == [[0, 3, 9], [4, 5]]
+
+
+def test_npz_partitions(tmp_path):
+    path = tmp_path / "p.npz"
+    np.savez(path, **{"0": np.array([9, 0, 3], dtype=np.uint8), "1": np.array([5, 4])})
+    assert [part.tolist() for part in read(path, 2).parts] == [[0, 3, 9], [4, 5]]
+    split("lda").save(path, classes=())
+    again = File(path=str(path)).split(balanced(), 10, rng())
+    assert again.hash == split("lda").hash
+    assert (again.counts == split("lda").counts).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[[0, 1], [1, 2]]", "client 1: index 1 is a duplicate, client 0"),
+        ("[[0, 1], [2, 2]]", "client 1: index 2 appears twice"),
+        ("[[0, 1], [2, 10]]", "client 1: index 10 is out of range 0 to 9"),
+        ("[[0, -1], [2]]", "client 0: index -1 is out of range"),
+        ("[[0], [100000000000000000000]]", "client 1: index 100000000000000000000 is out of range"),
+        ("[[0], []]", "client 1: has no examples"),
+        ("[[0], [1.0]]", "client 1: index 1.0 is not an integer"),
+        ('[[0], ["1"]]', 'client 1: index "1" is not an integer'),
+        ("[[0], [true]]", "client 1: index true is not an integer"),
+        ("[[0], [null]]", "client 1: index null is not an integer"),
+        ("[[0], 1]", "client 1: must be a list"),
+        ('{"0": [0], "2": [1]}', "client 1 is missing"),
+        ('{"0": [0], "0": [1]}', "client 0 appears twice"),
+        ("[[0]]", "has 1 clients but num_clients=2"),
+        ("3", "must be an object"),
+        ("[[0], [1]", "cannot be read as JSON"),
+    ],
+)
+def test_bad_json_partition(content, message, tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        read(path, 2)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"0": [0], "1": [1.0]}, "client 1: index 1.0 is not an integer"),
+        ({"0": [0], "1": [[1]]}, "client 1: must be a flat list"),
+        ({"0": [0], "b": [1]}, "client 1 is missing"),
+        ({"0": [0], "1": np.array([{}], dtype=object)}, "cannot be read as an .npz file"),
+        ({"indices": [0, 1], "sizes": [1, 2]}, "damaged"),
+        ({"indices": [0, 1], "sizes": [2, 0]}, "client 1: has no examples"),
+    ],
+)
+def test_bad_npz_partition(arrays, message, tmp_path):
+    path = tmp_path / "p.npz"
+    np.savez(path, **{key: np.asarray(value) for key, value in arrays.items()})
+    with pytest.raises(ConfigError) as caught:
+        read(path, 2)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_partition_file_that_is_none(tmp_path):
+    for path in (None, ""):
+        with pytest.raises(ConfigError, match=r"partition\.path="):
+            File(path=path)
+    with pytest.raises(ConfigError, match="no such file"):
+        read(tmp_path / "none.json", 2)
+    for name in ("p.csv", "p.npz", "p.json"):
+        (tmp_path / name).write_bytes(b"\xff\x00 no such format")
+        with pytest.raises(ConfigError, match=name):
+            read(tmp_path / name, 2)
+    np.save(tmp_path / "p.npy", np.arange(3))
+    (tmp_path / "p.npy").rename(tmp_path / "p.npz")
+    with pytest.raises(ConfigError, match="single array"):
+        read(tmp_path / "p.npz", 2)
+
+
+# ------------------------------------------------------------------ messages
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lda(alpha=0), "alpha=0: must be"),
+        (lambda: lda(alpha=float("nan")), "alpha=nan"),
+        (lambda: lda(alpha=float("inf")), "alpha=inf"),
+        (lambda: lda(min_size=0), "min_size=0: must be at least 1"),
+        (lambda: lda(max_draws=0), "partition.max_draws=0"),
+        (lambda: Sharding(shards_per_client=0), "shards_per_client=0: must be at least 1"),
+        (lambda: IID().split(balanced(), 501, rng()), "num_clients=501: more clients than training examples (500)"),
+        (lambda: IID().split(balanced(), 0, rng()), "num_clients=0"),
+        (lambda: lda(min_size=51).split(balanced(), 10, rng()), "use min_size=50 or less"),
+        (lambda: Natural().split(balanced(), 10, rng()), "femnist"),
+        (lambda: Natural().split(balanced(), 6, rng(), np.arange(500) // 100), "has 5 natural clients"),
+        (lambda: Sharding(shards_per_client=60).split(balanced(), 10, rng()), "class 0 has 50 examples"),
+    ],
+)
+def test_messages(make, message):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_indivisible_sharding_names_settings_that_work():
+    with pytest.raises(ConfigError) as caught:
+        Sharding(shards_per_client=3).split(balanced(), 8, rng())
+    # 8 s divisible by 10 <=> s divisible by 5; 3 K divisible by 10 <=> K divisible by 10
+    assert "shards_per_client=5, 10, 15" in str(caught.value)
+    assert "num_clients=10, 20, 30" in str(caught.value)
+    Sharding(shards_per_client=5).split(balanced(), 8, rng())
+    Sharding(shards_per_client=3).split(balanced(), 10, rng())
+
+
+# ------------------------------------------------------------------ conf/partition
+def composed(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(overrides=list(overrides))
+
+
+@pytest.mark.parametrize("option", sorted(path.stem for path in (CONF / "partition").glob("*.yaml")))
+def test_yaml_fits_its_class(option):
+    extra = ["partition.path=x.json"] if option == "file" else []
+    node = OmegaConf.to_container(composed(f"+partition={option}", *extra), resolve=True)["partition"]
+    module, name = node.pop("_target_").rsplit(".", 1)
+    cls = getattr(importlib.import_module(module), name)
+    OmegaConf.merge(OmegaConf.structured(cls), node)  # types and names fit
+    assert json.dumps(cls(**node).__dict__) == json.dumps(node)
+    assert (CONF / "partition" / f"{option}.yaml").read_text().startswith("# ")
+
+
+def test_alpha_exists_only_with_lda():
+    assert composed("+partition=lda", "alpha=0.3", "min_size=2").partition.alpha == 0.3
+    assert composed("+partition=sharding", "shards_per_client=5").partition.shards_per_client == 5
+    for overrides in (("+partition=sharding", "alpha=0.1"), ("+partition=lda", "shards_per_client=2")):
+        with pytest.raises(ConfigCompositionException):
+            composed(*overrides)
+
+
+def test_partition_hash_definition():
+    # sizes 2, 1 then indices 0, 5, 7, each as 8 little-endian bytes
+    import hashlib
+
+    raw = b"".join(int(i).to_bytes(8, "little") for i in (2, 1, 0, 5, 7))
+    assert partition_hash([np.array([0, 5]), np.array([7])]) == hashlib.sha256(raw).hexdigest()
