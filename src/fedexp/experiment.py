@@ -10,7 +10,7 @@ from fedexp.algorithms.base import FedAvg, Federation
 from fedexp.data.partition import Partition
 from fedexp.engine.base import Engine, Workbench
 from fedexp.errors import ConfigError
-from fedexp.metrics.forgetting import Metrics
+from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.settings import Seeds, Settings
 from fedexp.tree import Params, Tree

@@ -10,7 +10,7 @@ from fedexp.data.cache import Arrays
 from fedexp.data.download import Download
 from fedexp.errors import ConfigError
 
-THROTTLED = "the host of CIFAR has been slow since June 2026, which limits each download; a mirror is faster"
+THROTTLED = "the host of CIFAR has been throttled since June 2026; a mirror is faster"
 
 
 class TorchvisionFiles:

@@ -3,11 +3,12 @@
 import contextlib
 import netrc
 import os
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
@@ -56,7 +57,8 @@ def set_environment(folder: Path) -> Callable[[], None]:
         "WANDB_DATA_DIR": os.environ.get("WANDB_DATA_DIR", str(folder / "data")),
         "WANDB_CACHE_DIR": os.environ.get("WANDB_CACHE_DIR", str(folder / "cache")),
     }
-    before = {name: os.environ.get(name) for name in wanted}
+    # WANDB_SERVICE is set by wandb and would outlive a wandb-core that was killed.
+    before = {name: os.environ.get(name) for name in (*wanted, "WANDB_SERVICE")}
     os.environ.update(wanted)
 
     def restore() -> None:
@@ -83,13 +85,15 @@ def end_service(seconds: float) -> None:
     except Exception:
         if process is not None:
             process.kill()
-            process.wait(timeout=seconds)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=seconds)
 
 
-def _service_process():  # type: ignore[no-untyped-def]
-    """wandb-core as a subprocess.Popen, or None; wandb has no public name for it."""
+def _service_process() -> subprocess.Popen[bytes] | None:
+    """wandb-core; wandb has no public name for it."""
     with contextlib.suppress(Exception):
         from wandb.sdk import wandb_setup
 
-        return wandb_setup.singleton()._connection._proc._process  # type: ignore[union-attr]
+        handle: Any = wandb_setup.singleton()._connection._proc  # type: ignore[union-attr]
+        return getattr(handle, "_process", None) or handle._internal_proc  # newer and older wandb
     return None

@@ -4,6 +4,7 @@ Every call of wandb's runs in a thread that is waited for only so long; after th
 once and keeps quiet. What W&B writes stays under `<run directory>/wandb`.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedexp")
 
 MODES = ("auto", "online", "offline", "disabled")
-LOG_SECONDS = 30.0  # logging is local and takes milliseconds; longer means that wandb hangs
+LOCAL_SECONDS = 30.0  # what needs no server takes milliseconds to a few seconds; longer means that wandb hangs
 GRACE_SECONDS = 5.0  # wandb's own timeouts come first, so that it can clean up
 TAG_LENGTH = 64  # W&B's limit
 
@@ -63,7 +64,7 @@ class WandbTracker(Tracker):
         self._run: Any = None  # None: not started, switched off, failed or closed
         self._id: str | None = None
         self._offline = False
-        self._restore_environment: Callable[[], None] = lambda: None
+        self._restore_environment: Callable[[], None] | None = None  # None: nothing is open
 
     @property
     def run_id(self) -> str | None:
@@ -84,10 +85,10 @@ class WandbTracker(Tracker):
 
     def log_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
-        self._guard("log a round", lambda: self._log_round(record), LOG_SECONDS)
+        self._guard("log a round", lambda: self._log_round(record), LOCAL_SECONDS)
 
     def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
-        self._guard("log the results", lambda: self._log_results(summary, figures, tables), LOG_SECONDS)
+        self._guard("log the results", lambda: self._log_results(summary, figures, tables), LOCAL_SECONDS)
         self._close(exit_code=0)
 
     def abort(self) -> None:
@@ -95,17 +96,16 @@ class WandbTracker(Tracker):
 
     def _connect(self) -> None:
         """Opens the W&B run, online if that is asked for and possible, else offline."""
-        seconds = self.config.init_timeout + GRACE_SECONDS
-        modes = bounded(self._modes, seconds)
+        modes = bounded(self._modes, LOCAL_SECONDS)
         if "online" in modes:
             try:
-                self._run = bounded(lambda: self._init("online"), seconds)
+                self._run = bounded(lambda: self._init("online"), self.config.init_timeout + GRACE_SECONDS)
                 return
             except Exception as error:
                 log.warning("W&B cannot be reached; the run goes on offline (%s)", _reason(error))
                 self._discard_attempt()
         if "offline" in modes:
-            self._run = bounded(lambda: self._init("offline"), seconds)
+            self._run = bounded(lambda: self._init("offline"), LOCAL_SECONDS)
             self._offline = True
 
     # -- what runs in a bounded thread ----------------------------------------------------------------------
@@ -131,8 +131,9 @@ class WandbTracker(Tracker):
         import wandb
 
         info = self._info
-        if wandb.run is not None:  # else init() may hand out that run instead of a new one
-            wandb.run.finish()
+        if wandb.run is not None:  # left by an earlier failure; init() may hand it out instead of a new one
+            with contextlib.suppress(Exception):
+                wandb.run.finish()
         run = wandb.init(
             project=self.config.project,
             entity=self.config.entity,
@@ -152,10 +153,10 @@ class WandbTracker(Tracker):
         return run
 
     def _settings(self) -> Any:
-        """Silent; no console capture, code, git state or paths of the machine (as far as this wandb knows the setting)."""
+        """Silent; no console capture, code, git state or machine paths. Settings this wandb lacks are left out."""
         import wandb
 
-        wanted = {
+        wanted: dict[str, Any] = {
             "silent": True,
             "console": "off",
             "disable_git": True,
@@ -211,15 +212,17 @@ class WandbTracker(Tracker):
     def _close(self, exit_code: int) -> None:
         seconds = self.config.finish_timeout + GRACE_SECONDS
         self._guard("finish in time", lambda: self._run.finish(exit_code), seconds)
-        if self._run is not None:
-            if self._offline:
-                log.info("W&B is offline%s", self._sync_hint())
-            self._run = None
-            self._end(seconds)
+        if self._run is not None and self._offline:
+            log.info("W&B is offline%s", self._sync_hint())
+        self._run = None
+        self._end(seconds)
 
     def _end(self, seconds: float) -> None:
-        end_service(seconds)
-        self._restore_environment()
+        """Leaves nothing open; after the first call there is nothing to do."""
+        if self._restore_environment is not None:
+            end_service(seconds)
+            self._restore_environment()
+            self._restore_environment = None
 
     def _sync_hint(self) -> str:
         if self._run is None:

@@ -1,0 +1,177 @@
+"""What the terminal shows of a run: a live display, or plain lines when the output is no terminal; and the result."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_LINES = 50  # of plain output for a run
+RECENT = 20  # rounds whose mean duration predicts the time left
+COLOURS = {"running": "cyan", "completed": "green", "diverged": "red", "failed": "red", "interrupted": "yellow"}
+
+
+class Progress(Tracker):
+    """The progress of one run. As a context manager it gives the terminal back whatever happens."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._live: Live | None = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self.abort()
+        self._stop()
+
+    def start(self, info: RunInfo) -> None:
+        self._name, self._total, self._round = info.name, info.total_rounds, info.first_round
+        self._every = math.ceil(info.total_rounds / MOST_LINES) or 1
+        self._status, self._started, self._first_line = "running", time.monotonic(), True
+        self._values: dict[str, float] = {}  # the latest of each; not every round is evaluated
+        self._best: float | None = None
+        self._durations: deque[float] = deque(maxlen=RECENT)
+        if self.console.is_terminal:
+            self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2)
+            self._live.start()
+
+    def log_round(self, record: RoundRecord) -> None:
+        self._round = record.round
+        self._values |= {k: v for k, v in record.values.items() if v is not None}
+        accuracy, seconds = record.values.get("test_accuracy"), record.values.get("seconds")
+        if accuracy is not None:
+            self._best = max(accuracy, self._best or 0.0)
+        if seconds is not None and record.round > 0:  # round 0 only evaluates
+            self._durations.append(seconds)
+        if self._live is None and (self._first_line or record.round % self._every == 0 or record.round == self._total):
+            self._print_line()
+
+    def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
+        self._status = str(summary.get("status", "completed"))
+        self._stop()
+
+    def abort(self) -> None:
+        if self._live is not None:
+            self._status = "interrupted"
+        self._stop()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Rounds to go times the mean duration of the recent ones; None before the first."""
+        return None if self._pace is None else (self._total - self._round) * self._pace
+
+    @property
+    def _pace(self) -> float | None:
+        """Seconds a round, the mean of the recent ones."""
+        return sum(self._durations) / len(self._durations) if self._durations else None
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print_line(self) -> None:
+        self._first_line = False
+        count = f"round {self._round:>{len(str(self._total))}}/{self._total}"
+        left = [f"left {duration(self.seconds_left)}"] if self.seconds_left is not None else []
+        # print() and not the console: a line of a log is never wrapped, whatever the width.
+        print("  ".join([count, *self._metrics(), *left]), file=self.console.file, flush=True)
+
+    def _metrics(self) -> list[str]:
+        """The latest numbers, each with its name; undefined ones are left out."""
+        known = self._values
+        shown = [
+            ("accuracy {:.4f}", known.get("test_accuracy")),
+            ("best {:.4f}", self._best),
+            ("forgetting {:.3f}", known.get("forgetting")),
+            ("loss {:.3g}", known.get("train_loss", known.get("test_loss"))),
+        ]
+        pace = [f"{duration(self._pace)}/round"] if self._pace is not None else []
+        return [text.format(value) for text, value in shown if value is not None] + pace
+
+    def _render(self) -> RenderableType:
+        elapsed, left = time.monotonic() - self._started, self.seconds_left
+        state = Text(self._status, style=COLOURS.get(self._status, ""))
+        if self._status == "running":
+            state = Text(f"left {duration(left)}" if left is not None else duration(elapsed))
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True, justify="right")
+        bar = ProgressBar(total=max(self._total, 1), completed=self._round)
+        row.add_row(f"round {self._round}/{self._total}", bar, state)
+        title = Text(self._name, style="bold", overflow="ellipsis", no_wrap=True)
+        return Group(title, row, Text("  ".join(self._metrics())))
+
+
+def result_table(summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None) -> None:
+    """Prints the result of a run (the content of summary.json; unknown values as a dash) and where its files are."""
+    console = console or Console(highlight=False)
+    rows = _result_rows(summary)
+    if console.is_terminal:
+        table = Table(box=box.ROUNDED, show_header=False, title="Result", title_justify="left", title_style="bold")
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(name, Text(value, style=COLOURS.get(value, "") if name == "status" else ""))
+        console.print(table)
+    else:
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            print(f"{name:<{width}}  {value}", file=console.file)
+    for path in files:  # not through the console, which would break a long path
+        print(f"  {display_path(path)}", file=console.file)
+    console.file.flush()
+
+
+def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def number(key: str, form: str) -> str:
+        value = summary.get(key)
+        return "-" if value is None else format(value, form)
+
+    seconds = summary.get("seconds")
+    targets = summary.get("rounds_to_target") or {}
+    return [
+        ("algorithm", str(summary.get("algorithm", "-"))),
+        ("dataset", str(summary.get("dataset", "-"))),
+        ("status", str(summary.get("status", "-"))),
+        ("rounds", number("rounds", "d")),
+        ("seed", number("seed", "d")),
+        ("accuracy", number("accuracy", ".4f")),
+        ("best accuracy", number("best_accuracy", ".4f")),
+        ("forgetting", number("forgetting", ".4f")),
+        ("round forgetting", number("round_forgetting", ".4f")),
+        ("rounds to target", ", ".join(f"{k}: {'never' if v is None else v}" for k, v in targets.items()) or "-"),
+        ("time", "-" if seconds is None else duration(seconds)),
+        ("samples/s", number("train_samples_per_second", ",.0f")),
+        ("hardware", _hardware(summary.get("hardware"))),
+    ]
+
+
+def _hardware(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None) or "-"
+    return "-" if value is None else str(value)
+
+
+def duration(seconds: float) -> str:
+    """0.42 s, 12.3 s, then h:mm:ss."""
+    if not math.isfinite(seconds):
+        return "-"
+    return f"{seconds:.3g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

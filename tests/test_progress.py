@@ -1,0 +1,209 @@
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedexp.trackers.base import RoundRecord, RunInfo
+from fedexp.trackers.progress import Progress, duration, result_table
+
+SUMMARY = {
+    "status": "completed",
+    "algorithm": "fedntd",
+    "dataset": "digits",
+    "accuracy": 0.91234,
+    "best_accuracy": 0.93,
+    "forgetting": 0.2,
+    "round_forgetting": None,
+    "rounds_to_target": {"0.5": 7, "0.99": None},
+    "rounds": 30,
+    "seed": 3,
+    "seconds": 3725.0,
+    "train_samples_per_second": 12345.6,
+    "hardware": {"device": "cpu", "engine": "sequential", "gpu": None},
+}
+
+
+def make_info(total: int, first: int = 0) -> RunInfo:
+    return RunInfo(Path("run"), {}, "digits_fedntd", None, "fedntd", (), total, first, ("a", "b"), None)
+
+
+def make_record(number: int, accuracy: float | None = 0.5, seconds: float | None = 2.0) -> RoundRecord:
+    values = {"test_accuracy": accuracy, "forgetting": 0.1 if number else None, "train_loss": 1.5, "seconds": seconds}
+    return RoundRecord(number, values, np.array([0.5, 0.5]))
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False, _environ={"TERM": "xterm"})
+
+
+def plain_output(total: int, first: int = 0) -> list[str]:
+    console = Console(file=io.StringIO(), width=20)  # far narrower than a line
+    progress = Progress(console)
+    progress.start(make_info(total, first))
+    for number in range(first + 1 if first else 0, total + 1):
+        progress.log_round(make_record(number))
+    progress.finish(SUMMARY, [], {})
+    return console.file.getvalue().splitlines()
+
+
+def test_plain_lines_say_everything():
+    lines = plain_output(12)
+    assert len(lines) == 13
+    # 10 rounds to go at 2 s each
+    assert lines[2] == "round  2/12  accuracy 0.5000  best 0.5000  forgetting 0.100  loss 1.5  2 s/round  left 20 s"
+    assert "forgetting" not in lines[0]
+
+
+@pytest.mark.parametrize("total", [1, 2, 49, 50, 51, 99, 200, 1000, 4001])
+def test_plain_output_is_bounded_and_has_first_and_last(total):
+    lines = plain_output(total)
+    assert len(lines) <= 52
+    assert lines[0].split()[1].startswith("0/")
+    assert f"round {total}/{total} " in lines[-1]
+    assert all("\x1b" not in line for line in lines)
+
+
+def test_resumed_run_begins_with_its_first_round():
+    lines = plain_output(200, first=101)
+    assert lines[0].startswith("round 102/200")
+    assert lines[-1].startswith("round 200/200")
+
+
+def test_time_left_follows_recent_rounds():
+    progress = Progress(Console(file=io.StringIO()))
+    progress.start(make_info(100))
+    assert progress.seconds_left is None
+    progress.log_round(make_record(0, seconds=50.0))  # the initial model's evaluation is no round
+    assert progress.seconds_left is None
+    for number in range(1, 31):
+        progress.log_round(make_record(number, seconds=100.0 if number <= 10 else 3.0))
+    assert progress.seconds_left == pytest.approx(70 * 3.0)  # the slow start is out of the window of 20 rounds
+
+
+def test_best_and_last_known_values_stay_when_a_round_is_not_evaluated():
+    console = Console(file=io.StringIO())
+    progress = Progress(console)
+    progress.start(make_info(3))
+    for number, accuracy in ((1, 0.8), (2, 0.6), (3, None)):
+        progress.log_round(make_record(number, accuracy))
+    assert "accuracy 0.6000  best 0.8000" in console.file.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("status", ["completed", "diverged"])
+def test_live_display_fits_and_ends_with_the_status(width, status):
+    console = terminal(width)
+    progress = Progress(console)
+    progress.start(make_info(200))
+    for number in (0, 1, 113):
+        progress.log_round(make_record(number))
+    progress.finish({"status": status}, [], {})
+    output = console.file.getvalue()
+    frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output).replace("\r", "").splitlines()[-3:]
+    assert frame[0].strip() == "digits_fedntd"
+    assert frame[1].startswith("round 113/200 ")
+    assert frame[1].rstrip().endswith(status)
+    assert len(frame[1]) <= width
+    assert frame[2].strip() == "accuracy 0.5000  best 0.5000  forgetting 0.100  loss 1.5  2 s/round"
+    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_terminal_is_restored_on_an_exception():
+    console = terminal()
+    stdout = sys.stdout
+
+    def run() -> None:
+        with Progress(console) as progress:
+            progress.start(make_info(5))
+            assert sys.stdout is not stdout
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert sys.stdout is stdout
+    assert "interrupted" in console.file.getvalue()
+    assert "\x1b[?25h" in console.file.getvalue()
+
+
+def test_abort_before_start_and_after_finish():
+    progress = Progress(terminal())
+    progress.abort()
+    progress.start(make_info(1))
+    progress.finish(SUMMARY, [], {})
+    progress.abort()
+
+
+def test_result_as_plain_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    console = Console(file=io.StringIO(), width=20)
+    elsewhere = tmp_path.parent / "elsewhere" / "rounds.csv"
+    result_table(SUMMARY, [tmp_path / "run" / "summary.json", elsewhere], console)
+    output = console.file.getvalue()
+    rows = {name.strip(): value for name, value in re.findall(r"(?m)^(\S.*?)  +(\S.*)$", output)}
+    assert rows == {
+        "algorithm": "fedntd",
+        "dataset": "digits",
+        "status": "completed",
+        "rounds": "30",
+        "seed": "3",
+        "accuracy": "0.9123",
+        "best accuracy": "0.9300",
+        "forgetting": "0.2000",
+        "round forgetting": "-",
+        "rounds to target": "0.5: 7, 0.99: never",
+        "time": "1:02:05",
+        "samples/s": "12,346",
+        "hardware": "device cpu, engine sequential",
+    }
+    assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_result_in_a_terminal_is_as_wide_as_it(width):
+    console = terminal(width)
+    targets = {f"0.{n}": n for n in range(1, 40)}  # more than fits into a line
+    result_table(SUMMARY | {"rounds_to_target": targets}, [], console)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "0.39: 39" in "".join(lines)
+
+
+def test_result_of_a_run_that_failed_early():
+    console = Console(file=io.StringIO(), width=80)
+    result_table({"status": "failed"}, [], console)
+    assert "status            failed" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4217, "0.422 s"), (12.34, "12.3 s"), (60, "0:01:00"), (612.4, "0:10:12"), (90_000, "1 day, 1:00:00")],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_real_terminal_shows_the_cursor_again_after_a_crash():
+    """The whole path in a pseudo-terminal: escape codes are used, log lines stay above, the cursor comes back."""
+    pty = pytest.importorskip("pty")
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_progress import *\n"
+        "with Progress() as p:\n"
+        "    p.start(make_info(5)); p.log_round(make_record(1)); print('a line'); raise SystemExit(3)"
+    )
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    assert process.wait(timeout=30) == 3
+    output = os.read(master, 100_000).decode()
+    os.close(master)
+    assert "a line" in output
+    assert "round 1/5" in output
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
