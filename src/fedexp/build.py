@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedexp.errors import ConfigError, nearest
+from fedexp.errors import ConfigError, collecting, nearest
 from fedexp.settings import LocalTraining, Seeds, Settings
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def build(config: DictConfig) -> Built:
     made: dict[str, Any] = {}
     for name, (schema, prefix) in parts.items():
         made[name] = _attempt(errors, lambda s=schema, n=name, p=prefix: make(s, values.get(n, {}), p))
-    own = {k: v for k, v in values.items() if k in {f.name for f in dataclasses.fields(Settings)}}
+    own = {k: v for k, v in values.items() if k not in (*parts, *GROUPS, *partition_keys(values))}
     made["settings"] = _attempt(errors, lambda: make(Settings, own, ""))
     groups = {}
     for group in GROUPS:
@@ -47,6 +47,12 @@ def build(config: DictConfig) -> Built:
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     return Built(groups=groups, **made)
+
+
+def partition_keys(values: Mapping[str, Any]) -> set[str]:
+    """Top-level keys that a partition brings along (alpha, min_size): those that are also fields of its node."""
+    node = values.get("partition")
+    return set(node) - {f.name for f in dataclasses.fields(Settings)} if isinstance(node, dict) else set()
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
@@ -89,6 +95,8 @@ def find_class(name: str, key: str) -> type:
 
 def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
     """An instance of a dataclass from plain values, each checked against its annotation."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{prefix.rstrip('.')}={values}: must be a node with keys of its own")
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
     errors, converted = [], {}
     for name in values.keys() - fields.keys():
@@ -101,14 +109,18 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
             errors.append(f"{prefix}{name}: is missing")
     if errors:
         raise ConfigError("\n".join(errors))
-    return schema(**converted)
+    with collecting():
+        return schema(**converted)
+    raise AssertionError("unreachable: collecting raises what it swallows")
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
     """A value as the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no integer)."""
     if isinstance(value, dict) and "_target_" in value:
         return make_target(value, key)
-    if annotation is Any or dataclasses.is_dataclass(annotation):
+    if dataclasses.is_dataclass(annotation):
+        raise ConfigError(f"{key}={value}: must be a node with _target_")
+    if annotation is Any:
         return value
     if annotation is str and isinstance(value, bool | int | float):
         return str(value)

@@ -7,10 +7,15 @@ torch is imported by `fedexp.job`, which is imported late, so that help and `--c
 import os
 import signal
 import sys
+import traceback
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedexp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedexp.job import Job
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -45,7 +50,7 @@ def conf_directory() -> Path:
 
 def config_directories(arguments: list[str]) -> list[Path]:
     """The user's own groups (`--config-dir`)."""
-    found = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag in ("--config-dir", "-cd")]
+    found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
     found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
     return [Path(directory) for directory in found]
 
@@ -60,7 +65,9 @@ def run_hydra(arguments: list[str]) -> int:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     signal.signal(signal.SIGTERM, interrupt)
-    sys.argv = [sys.argv[0], *expand_resume(arguments)]
+    # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.argv = [sys.argv[0], *flags_first(expand_resume(arguments))]
     outcomes: list[int] = []
 
     def task(config: Any) -> None:
@@ -71,8 +78,33 @@ def run_hydra(arguments: list[str]) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         return say(explain(error, conf_directory(), config_directories(arguments)))
     except OSError as error:
-        return say(f"{error.filename}: {error.strerror}")
+        return say(f"{error.filename}: cannot be written ({error.strerror})")
     return max(outcomes, default=0)
+
+
+def flags_first(arguments: list[str]) -> list[str]:
+    """Hydra's parser does not take overrides on both sides of a flag; users do write them so."""
+    with_value = {
+        "--cfg",
+        "-c",
+        "--package",
+        "-p",
+        "--config-path",
+        "-cp",
+        "--config-name",
+        "-cn",
+        "--config-dir",
+        "-cd",
+    }
+    flags, overrides, rest = [], [], iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        flags.append(argument)
+        if argument in with_value:
+            flags += [value for value in [next(rest, None)] if value is not None]
+    return flags + overrides
 
 
 def interrupt(number: int, frame: Any) -> None:
@@ -84,8 +116,10 @@ def run_job(config: Any) -> int:
     """One job of a run or sweep; the exit code that it stands for."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
 
     log_to_console()
+    from fedexp.files import CHECKPOINT
     from fedexp.job import Job, execute
 
     hydra_config = HydraConfig.get()
@@ -93,7 +127,8 @@ def run_job(config: Any) -> int:
     job = Job(
         config=config,
         directory=directory,
-        overrides=list(hydra_config.overrides.task),
+        # Not resolved: an override may itself be an interpolation.
+        overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
         choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
     )
@@ -102,16 +137,19 @@ def run_job(config: Any) -> int:
         return 0
     except ConfigError as error:
         if in_sweep:
-            record_failure(directory, str(error))
+            record_failure(job, str(error))
         else:
             remove_if_empty(directory)
         return say(str(error))
     except KeyboardInterrupt:
-        print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
+        if (directory / CHECKPOINT).exists():
+            print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
+        else:
+            print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
         raise
     except Exception as error:
-        print(f"\nfedexp: the run failed: {type(error).__name__}: {error}", file=sys.stderr)
-        print(f"The traceback is in {shorten(directory / 'error.txt')}", file=sys.stderr)
+        where = record_failure(job, traceback.format_exc())
+        print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
         return FAILED
 
 
@@ -178,9 +216,15 @@ def remove_if_empty(directory: Path) -> None:
             return
 
 
-def record_failure(directory: Path, message: str) -> None:
-    """In a sweep even a job with bad input says in its own directory what was wrong."""
+def record_failure(job: "Job", report: str) -> str:
+    """error.txt and a summary that says `failed`, in the job's own directory; returns where the report is."""
     from fedexp import files
 
-    files.write_atomically(directory / "error.txt", f"{message}\n".encode())
-    files.write_json(directory / files.SUMMARY, {"status": "failed", "error": message})
+    summary = {"status": "failed", "error": report.strip().splitlines()[-1]}
+    summary |= {group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices}
+    try:
+        files.write_atomically(job.directory / files.ERROR, report.encode())
+        files.write_json(job.directory / files.SUMMARY, summary)
+    except OSError as error:
+        return f"{job.directory} cannot be written ({error.strerror}); the traceback:\n{report}"
+    return f"The traceback is in {shorten(job.directory / files.ERROR)}"

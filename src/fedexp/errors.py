@@ -1,8 +1,12 @@
 """Errors that a user can mend: shown as one message without a traceback, exit code 2."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
+
+_collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
 class ConfigError(ValueError):
@@ -16,9 +20,29 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def require(condition: bool, key: str, value: Any, allowed: str) -> None:
-    """Raise ConfigError(`key=value: must be <allowed>`) unless the condition holds."""
-    if not condition:
-        raise ConfigError(f"{key}={value}: must be {allowed}")
+    """Raise ConfigError(`key=value: must be <allowed>`) unless the condition holds; see `collecting`."""
+    if condition:
+        return
+    message, collected = f"{key}={value}: must be {allowed}", _collected.get()
+    if collected is None:
+        raise ConfigError(message)
+    collected.append(message)
+
+
+@contextmanager
+def collecting() -> Iterator[None]:
+    """Inside, every failed `require` is noted, and all of them are raised as one ConfigError at the end."""
+    messages: list[str] = []
+    token = _collected.set(messages)
+    try:
+        yield
+    except Exception:
+        if not messages:  # else it may only be a consequence of the value that has been noted
+            raise
+    finally:
+        _collected.reset(token)
+    if messages:
+        raise ConfigError("\n".join(messages))
 
 
 def require_choice(key: str, value: str, choices: Iterable[str]) -> None:

@@ -20,6 +20,8 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
         return unknown_key(found.group(1).split("@")[0], conf, extra)
     if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
         return unknown_key(found.group(2), conf, extra)
+    if override := getattr(error, "override", None):
+        return f"{override}: not of the form key=value ({text.splitlines()[0]})"
     cause = error.__cause__ or error.__context__
     lines = [line.strip() for line in [*text.splitlines(), *str(cause or "").splitlines()] if line.strip()]
     unique = [line for line in dict.fromkeys(lines) if not line.startswith(("See https", "Set the env", "object_type"))]
@@ -28,10 +30,9 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
 
 def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
     """For a key that the composed configuration lacks."""
-    owners = [f"{group}={option}" for name, group, option in global_keys(conf) if name == key]
-    if owners:
-        return f"{key}: only exists with {' or '.join(owners)}"
     known = known_keys(conf, extra)
+    if owners := known.get(key):
+        return f"{key}: only exists with {' or '.join(owners)}"
     return f"{key}: no such option or key{nearest(key, known)}; `fedexp --help` lists them"
 
 
@@ -46,37 +47,27 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
     return sorted({path.stem for directory in directories for path in (directory / group).glob("*.yaml")})
 
 
-def global_keys(conf: Path) -> Iterator[tuple[str, str, str]]:
-    """(key, group, option) of top-level keys that exist only with some option of partition, such as alpha."""
-    for path in sorted((conf / "partition").glob("*.yaml")):
-        text = path.read_text(encoding="utf-8")
-        if GLOBAL_OPTION.search(text):
-            for name in re.findall(r"^([a-z_]+):", text, re.MULTILINE):
-                if name != "partition":
-                    yield name, "partition", path.stem
-
-
-def known_keys(conf: Path, extra: list[Path]) -> list[str]:
-    """Everything that a user may write left of `=`."""
+def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
+    """Everything that a user may write left of `=`, with the options (`group=option`) that bring it along."""
     from omegaconf import DictConfig, OmegaConf
 
     def walk(node: DictConfig, prefix: str) -> Iterator[str]:
-        for name in node:
-            key = f"{prefix}{name}"
-            yield key
+        for name in map(str, node):
+            yield f"{prefix}{name}"
             child = node._get_node(name)
             if isinstance(child, DictConfig) and not child._is_interpolation() and not child._is_none():
-                yield from walk(child, f"{key}.")
+                yield from walk(child, f"{prefix}{name}.")
 
     main = OmegaConf.load(conf / "config.yaml")
     assert isinstance(main, DictConfig)
-    keys = {key for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
+    keys: dict[str, list[str]] = {key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
     for group in list_groups([conf, *extra]):
-        keys.add(group)
-        for directory in (conf, *extra):
-            for path in (directory / group).glob("*.yaml"):
-                option = OmegaConf.load(path)
-                assert isinstance(option, DictConfig)
-                whole = GLOBAL_OPTION.search(path.read_text(encoding="utf-8"))
-                keys |= {key for key in walk(option, "" if whole else f"{group}.") if "defaults" not in key}
-    return sorted(keys)
+        keys[group] = []
+        for path in sorted(path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")):
+            option = OmegaConf.load(path)
+            assert isinstance(option, DictConfig)
+            whole = GLOBAL_OPTION.search(path.read_text(encoding="utf-8"))
+            for key in walk(option, "" if whole else f"{group}."):
+                if key != "defaults" and not (key in keys and not keys[key]):
+                    keys.setdefault(key, []).append(f"{group}={path.stem}")
+    return keys

@@ -15,7 +15,7 @@ from fedexp.tree import Tree
 
 ROUNDS, CLASSES, CLIENTS = "rounds.csv", "class_accuracy.csv", "clients.csv"
 CONFIG, SUMMARY, PARTITION, LOCAL = "config.yaml", "summary.json", "partition.npz", "local_class_accuracy.npz"
-CHECKPOINT = "checkpoint/latest.pt"
+CHECKPOINT, ERROR = "checkpoint/latest.pt", "error.txt"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -59,11 +59,11 @@ class CsvFile:
         self.path = path
         self._columns: list[str] | None = None
         if length is None:
-            self._file = open(path, "w", newline="", encoding="utf-8")
+            self._file = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
             return
         if not path.exists() or path.stat().st_size < length:
             raise ConfigError(f"{path}: shorter than its checkpoint says; this run cannot be resumed")
-        self._file = open(path, "r+", newline="", encoding="utf-8")
+        self._file = open(path, "r+", newline="", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
         header = self._file.readline()
         self._columns = next(csv.reader([header])) if header.strip() else None
         self._file.seek(length)

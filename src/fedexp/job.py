@@ -3,7 +3,6 @@
 import logging
 import platform
 import subprocess
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -31,12 +30,11 @@ log = logging.getLogger("fedexp")
 
 # What may differ when a run is resumed: where it runs and how it is watched, not what it computes.
 FREE_ON_RESUME = ("resume", "hardware", "tracker", "data_dir", "checkpoint_interval")
-ERROR = "error.txt"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What Hydra knows of a job."""
+    """What the command line knows of a job."""
 
     config: DictConfig
     directory: Path
@@ -50,7 +48,9 @@ def execute(job: Job) -> dict[str, Any]:
     built = build(job.config)
     container = resolve(job.config) | {"choices": dict(job.choices)}
     resumed = built.settings.resume is not None
-    saved = check_resume(job.directory, container) if resumed else check_new(job.directory)
+    if not resumed:
+        check_new(job.directory)
+    saved = check_resume(job.directory, container) if resumed else None
     if saved is not None and (job.directory / files.SUMMARY).exists() and saved["status"] != "running":
         log.info("%s is complete (%d rounds); nothing to do", job.directory, saved["round"])
         return finished_summary(job.directory)
@@ -67,7 +67,7 @@ def execute(job: Job) -> dict[str, Any]:
             write_inputs(job, container, experiment)
         else:
             log.info("resuming after round %d", state.round)
-            (job.directory / ERROR).unlink(missing_ok=True)
+            (job.directory / files.ERROR).unlink(missing_ok=True)
         return conduct(job, built, container, experiment, hardware, state, saved)
     finally:
         log.removeHandler(handler)
@@ -100,11 +100,9 @@ def conduct(
             watching.finish(summary, pictures, tables)
         result_table(summary, result_files(job.directory, pictures))
         return summary
-    except BaseException as error:
+    except BaseException:
         for watching in trackers:
             watching.abort()
-        if isinstance(error, Exception) and not isinstance(error, ConfigError):
-            write_failure(job, built, hardware)
         raise
     finally:
         recorder.close()
@@ -124,7 +122,9 @@ def check_resume(directory: Path, container: Mapping[str, Any]) -> Mapping[str, 
     differing = [
         f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
         for key in sorted(now.keys() | before.keys())
-        if key.split(".")[0] not in FREE_ON_RESUME and not key.startswith("choices.") and now.get(key) != before.get(key)
+        if key.split(".")[0] not in FREE_ON_RESUME
+        and not key.startswith("choices.")
+        and now.get(key) != before.get(key)
     ]
     if differing:
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
@@ -265,13 +265,3 @@ def finished_summary(directory: Path) -> dict[str, Any]:
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
     names = (files.SUMMARY, files.ROUNDS, files.CLASSES, files.CLIENTS, files.LOCAL, files.PARTITION, files.CONFIG)
     return [directory / name for name in names if (directory / name).exists()] + list(pictures)
-
-
-def write_failure(job: Job, built: Built, hardware: Resolved) -> None:
-    """The traceback and a summary that says so, in the job's own directory."""
-    try:
-        files.write_atomically(job.directory / ERROR, traceback.format_exc().encode())
-        summary = {"status": "failed"} | identity(job, built) | environment(hardware)
-        files.write_json(job.directory / files.SUMMARY, summary)
-    except OSError as error:
-        log.error("the failure could not be written to %s: %s", job.directory, error)

@@ -118,7 +118,7 @@ class Recorder:
         row: dict[str, Any] = {"round": number, "test_accuracy": None, "test_loss": None}
         row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
         per_class = None
-        forgetting = self.experiment.metrics.round_values(state.history)
+        forgetting: dict[str, Any] = dict(self.experiment.metrics.round_values(state.history))
         if evaluation is None:
             forgetting = dict.fromkeys(forgetting)
         else:

@@ -4,13 +4,13 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 each sampled client runs E epochs of SGD from the global model, the server averages the local models.
 Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is the 1/|S_t| of FedNTD Algorithm 1.
 
-Client-side hooks (begin .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no indexing by
-boolean masks, no in-place writes to trees that they were given.
+Client-side hooks (begin .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no indexing
+by boolean masks, no in-place writes to trees that they were given.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -135,13 +135,9 @@ class FedAvg:
         return {"params": params}, ctx.client
 
     def aggregate(self, server: Tree, messages: Tree, weights: torch.Tensor, info: Federation) -> Tree:
-        """The new server state. messages: leaves [|S|, ...] in the order of the cohort; weights [|S|], see `weighting`."""
+        """The new server state. messages: leaves [|S|, ...] in the order of the cohort; weights [|S|]."""
         return server | {"params": tree.weighted_mean(messages["params"], weights)}
 
     def refine(self, net: Network, server: Tree, messages: Tree, info: Federation) -> Tree:
         """Work on the server after aggregation, such as distillation."""
         return server
-
-    def describe(self) -> dict[str, Any]:
-        """What the method needs beyond FedAvg, for the requirement table."""
-        return {}

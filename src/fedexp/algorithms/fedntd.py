@@ -9,7 +9,8 @@ Appendix Eq. (17)-(18): `lambda_` runs from distillation over all classes to the
     (1 - lambda) * L_KD + lambda * L_NTD,   L_KD = tau^2 * KL(q_global || q_local).
 Appendix Table 14: `distance=mse` compares the not-true logits themselves (no temperature, no tau^2).
 Deviations and switches: Eq. (10)-(11) print no tau^2, the authors' code has it: `tau_squared`.
-The reduction of the MSE is not stated; its useful range of beta (0.001 to 0.1) fits a sum over classes and examples: `mse_reduction`.
+The reduction of the MSE is not stated; its useful range of beta (0.001 to 0.1) fits a sum over classes and examples:
+`mse_reduction`.
 """
 
 import math
@@ -24,7 +25,10 @@ from fedexp.tree import Params
 
 
 def kl_divergence(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None) -> torch.Tensor:
-    """KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept; logits [B, C], keep bool [B, C] -> [B]."""
+    """KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B].
+
+    teacher, student: logits [B, C]; keep: bool [B, C], None = all classes.
+    """
     # The dtype's least value, not -inf: exp gives 0 and 0 * (finite) is 0, where 0 * -inf would be NaN.
     low = torch.finfo(student.dtype).min
     rows = [t / tau if keep is None else torch.where(keep, t / tau, low) for t in (teacher, student)]

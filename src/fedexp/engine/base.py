@@ -112,4 +112,3 @@ class Engine(Protocol):
 def to_tensors(plan: Tree, device: torch.device) -> Tree:
     """A plan's numpy arrays on the device."""
     return {k: torch.as_tensor(np.asarray(v), device=device) for k, v in plan.items()}
-

@@ -1,4 +1,4 @@
-"""One client after the other with torch's fused optimizer, in place: the fastest single process, and the one to debug with."""
+"""One client after the other with torch's fused optimizer, in place; also the engine to debug with."""
 
 import time
 from dataclasses import dataclass, replace

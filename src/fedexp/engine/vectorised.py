@@ -6,6 +6,7 @@ Clients are sorted by their number of steps, longest first; a step touches only 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,9 +42,7 @@ class Vectorised:
                 [evaluate_trained(bench, one, server["buffers"], server) for one in tree.unstack(params, count)]
             )
         buffers = tree.stack([server["buffers"]] * count)
-        return Trained(
-            messages, tree.unstack(states, count), losses, buffers, correct, time.perf_counter() - start
-        )
+        return Trained(messages, tree.unstack(states, count), losses, buffers, correct, time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _train_chunk(
     def begin(state, plan, own_steps, index, mask, draws):
         return algorithm.begin(net, PaddedData(bench, index, mask, draws), context(state, plan, {}, own_steps))
 
-    def step(params, momentum, x, y, mask, state, plan, begun, own_steps, number):
+    def step(number, params, momentum, x, y, mask, state, plan, begun, own_steps):
         return algorithm.local_step(
             net, params, momentum, Batch(x, y, mask, number), context(state, plan, begun, own_steps)
         )
@@ -122,19 +121,10 @@ def _train_chunk(
         active = int((padded.steps > number).sum())
         head = tree.map(lambda leaf, n=active: leaf[:n], (params, momentum))
         draws = None if padded.draws is None else padded.draws[:active, number]
-        x, y = _load_flat(bench, padded.index[:active, number], draws)
+        x, y = bench.load_train(padded.index[:active, number], draws)
         fixed = tree.map(lambda leaf, n=active: leaf[:n], (states, plans, begun, steps))
-        new_params, new_momentum, loss = vmap(step, in_dims=(0,) * 9 + (None,))(
-            *head, x, y, padded.mask[:active, number], *fixed, number
-        )
+        new_params, new_momentum, loss = vmap(partial(step, number))(*head, x, y, padded.mask[:active, number], *fixed)
         tree.map(lambda old, new: old.copy_(new), head, (new_params, new_momentum))
         total[:active] += loss
     messages, new_states = vmap(finish, in_dims=(0,) * 7 + (in_draws,))(params, states, plans, begun, steps, *arrays)
     return messages, new_states, params, total / steps.clamp(min=1)
-
-
-def _load_flat(bench: Workbench, index: torch.Tensor, draws: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batches [C, B] of all clients in one gather: x [C, B, channels, height, width], y [C, B]."""
-    flat = None if draws is None else draws.flatten(0, 1)
-    x, y = bench.load_train(index.flatten(), flat)
-    return x.unflatten(0, index.shape), y.view(index.shape)

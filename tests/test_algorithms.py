@@ -1,0 +1,497 @@
+"""Every algorithm: one row buys the generic checks; then each loss against a formula of its own."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+from fedexp import files, tree
+from fedexp.algorithms.base import Batch, Context, FedAvg, masked_mean
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.fedprox import FedProx
+from fedexp.build import find_class
+from fedexp.engine.base import Cohort, ScheduledData
+from fedexp.errors import ConfigError
+from fedexp.experiment import State
+from fedexp.models import Output
+from fedexp.record import Recorder
+from fedexp.run import assemble, play_round, run
+from world import CONF, ENGINES, LOCAL, advance, flat, make_experiment, play
+
+
+@dataclass(frozen=True)
+class Row:
+    """An algorithm with parameters at which it differs from FedAvg.
+
+    Each parameter, changed alone, must change the result: a number to its half (0 to 0.5), a switch to its opposite, a
+    text to the value in `other`. Except those without meaning in this row (`silent`, which must then change
+    nothing at all) and those that cannot be changed alone (`refused`).
+    """
+
+    cls: type[FedAvg]
+    live: dict[str, Any] = field(default_factory=dict)
+    zero: dict[str, Any] | None = None  # changes of `live` that make it FedAvg; None: there are none
+    other: dict[str, Any] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def make(self, **changes: Any) -> FedAvg:
+        return self.cls(**self.live | changes)
+
+    def changed(self, name: str) -> Any:
+        value = self.live[name]
+        if name in self.other:
+            return self.other[name]
+        return not value if isinstance(value, bool) else value / 2 or 0.5
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.cls.__name__, *map(str, self.live.values())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryHook(FedAvg):
+    """No method, but one that uses every hook and keeps state on both sides, so that the engines have to carry it."""
+
+    pull: float
+
+    def server_init(self, params, info):
+        return {"params": params, "mean_first": next(iter(params.values())).new_zeros(())}
+
+    def client_init(self, params, info):
+        return {"rounds": torch.zeros((), dtype=torch.int64), "last": params}
+
+    def plan(self, info, client, rng):
+        return {"extra": rng.choice(info.parts[client], 3), "role": client}
+
+    def begin(self, net, data, ctx):
+        x, _ = data.take(ctx.plan["extra"])
+        return {"x": x, "teacher": net(ctx.server["params"], x).features}
+
+    def penalty(self, net, params, ctx):
+        return self.pull * ((net(params, ctx.begin["x"]).features - ctx.begin["teacher"]) ** 2).mean()
+
+    def correct(self, grads, params, batch, ctx):
+        strength = self.pull * (1 + ctx.plan["role"]) / (1 + ctx.client["rounds"] + batch.step)
+        return {k: grads[k] + strength * (params[k] - ctx.client["last"][k]) / ctx.steps for k in grads}
+
+    def finish(self, net, params, data, ctx):
+        seen = torch.zeros_like(ctx.steps)
+        for batch in data.batches():
+            seen = seen + (len(batch.y) if batch.mask is None else batch.mask.sum())
+        return {"params": params, "seen": seen}, {"rounds": ctx.client["rounds"] + 1, "last": params}
+
+    def aggregate(self, server, messages, weights, info):
+        server = super().aggregate(server, messages, weights, info)
+        return server | {"mean_first": (messages["seen"] * weights).sum() / weights.sum()}
+
+    def refine(self, net, server, messages, info):
+        return server | {"params": tree.map(lambda leaf: leaf * (1 - 0.01 * self.pull), server["params"])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignDescent(FedAvg):
+    """Has a local step of its own, which replaces the optimizer of both engines."""
+
+    scale: float
+
+    def local_step(self, net, params, momentum, batch, ctx):
+        def loss(p):
+            return self.objective(net, p, batch, ctx)
+
+        grads, value = torch.func.grad_and_value(loss)(params)
+        return {k: params[k] - self.scale * ctx.lr * torch.tanh(50 * grads[k]) for k in params}, momentum, value
+
+
+NTD = {"beta": 1.0, "tau": 1.0, "lambda_": 1.0, "distance": "kl", "tau_squared": True, "mse_reduction": "sum"}
+
+
+def ntd_row(silent: tuple[str, ...] = (), refused: tuple[str, ...] = (), **changes: Any) -> Row:
+    """FedNTD with changes of the parameters above."""
+    live = NTD | changes
+    pairs = {"distance": ("kl", "mse"), "mse_reduction": ("sum", "mean")}
+    other = {name: pair[pair.index(live[name]) - 1] for name, pair in pairs.items()}
+    return Row(FedNTD, live=live, zero={"beta": 0.0}, other=other, silent=silent, refused=refused)
+
+
+KL, MSE = ("mse_reduction",), ("tau", "tau_squared")  # what means nothing with the other distance
+SHIPPED = [
+    Row(FedAvg, zero={}),
+    Row(FedProx, live=dict(mu=0.5), zero=dict(mu=0.0)),
+    ntd_row(silent=("tau_squared", *KL)),  # 1^2 = 1
+    ntd_row(silent=KL, tau=2.0),
+    ntd_row(silent=KL, refused=("distance",), tau=2.0, lambda_=0.0),
+    ntd_row(silent=KL, refused=("distance",), tau=2.0, lambda_=0.5, tau_squared=False),
+    ntd_row(silent=MSE, refused=("lambda_",), beta=0.05, tau=2.0, distance="mse"),
+    ntd_row(silent=MSE, refused=("lambda_",), distance="mse", mse_reduction="mean"),
+]
+ROWS = [*SHIPPED, Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)), Row(SignDescent, live=dict(scale=0.5))]
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+
+def train(engine, experiment, state, cohort=None, evaluate_local=False):
+    cohort = cohort or assemble(experiment, state, state.round + 1)
+    return engine.train(experiment.algorithm, experiment.bench, state.server, cohort, 0.1, evaluate_local)
+
+
+def assert_equal(actual, expected, atol=0.0):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def clone(value):
+    return tree.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+# --- the generic checks
+
+
+def test_every_option_has_a_row():
+    targets = {OmegaConf.load(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
+    assert {find_class(target, "algorithm") for target in targets} <= {row.cls for row in SHIPPED}
+
+
+@every_row
+def test_engines_agree(row):
+    """Messages, client states, losses, local accuracies: on ragged clients with momentum, weight decay, augmentation."""
+    experiment = make_experiment(row.make())
+    state = experiment.initial_state()
+    for _ in range(3):
+        reference, *others = [train(engine, experiment, state, evaluate_local=True) for engine in ENGINES.values()]
+        for other in others:
+            for name in ("messages", "states", "losses"):
+                assert_equal(getattr(other, name), getattr(reference, name), atol=1e-12)
+            assert_equal(other.class_correct, reference.class_correct)
+        advance(state, play_round(experiment, state))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.zero is not None], ids=lambda row: row.name)
+def test_zero_limit_is_fedavg(row):
+    expected = play(make_experiment(FedAvg())).server["params"]
+    assert_equal(play(make_experiment(row.make(**row.zero))).server["params"], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.cls is not FedAvg], ids=lambda row: row.name)
+def test_alive(row):
+    """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
+    result = flat(play(make_experiment(row.make())).server["params"])
+    fedavg = flat(play(make_experiment(FedAvg())).server["params"])
+    assert (result - fedavg).abs().max() > 1e-5
+    for name in row.live:
+        if name in row.refused:
+            with pytest.raises(ConfigError, match="algorithm"):
+                row.make(**{name: row.changed(name)})
+            continue
+        other = flat(play(make_experiment(row.make(**{name: row.changed(name)}))).server["params"])
+        if name in row.silent:
+            assert torch.equal(other, result), f"{name} should not matter here"
+        else:
+            assert (other - result).abs().max() > 1e-7, f"{name} does not matter"
+
+
+@pytest.mark.parametrize("cls", dict.fromkeys(row.cls for row in SHIPPED), ids=lambda cls: cls.__name__)
+def test_every_parameter_is_alive_in_some_row(cls):
+    names = {f.name for f in fields(cls)}
+    alive = {name for row in SHIPPED if row.cls is cls for name in row.live.keys() - {*row.silent, *row.refused}}
+    assert alive == names
+
+
+@every_row
+def test_objective_has_the_gradient_of_finite_differences(row):
+    """Along random directions, at parameters away from the server's, where distillation and penalties are not flat."""
+    experiment = make_experiment(row.make())
+    state, algorithm, net = experiment.initial_state(), experiment.algorithm, experiment.bench.net
+    cohort, number = assemble(experiment, state, 1), -1
+    generator = torch.Generator().manual_seed(3)
+
+    def noise(scale):
+        return tree.map(
+            lambda leaf: scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype), state.server["params"]
+        )
+
+    params = tree.map(torch.add, state.server["params"], noise(0.05))
+    data = ScheduledData(experiment.bench, cohort.schedules[number])
+    plan = {k: torch.as_tensor(v) for k, v in cohort.plans[number].items()}
+    ctx = Context(state.server, cohort.states[number], plan, {}, 0.1, torch.tensor(6.0), LOCAL)
+    ctx = replace(ctx, begin=algorithm.begin(net, data, ctx))
+    batch = next(data.batches())
+
+    def check(function):
+        grads = torch.func.grad(function)(params)
+        for _ in range(3):
+            direction, h = noise(1.0), 1e-6
+            ahead, behind = (tree.map(lambda p, d, s=s: p + s * d, params, direction) for s in (h, -h))
+            slope = sum((grads[k] * direction[k]).sum() for k in grads)
+            torch.testing.assert_close((function(ahead) - function(behind)) / (2 * h), slope, rtol=1e-6, atol=1e-8)
+        return flat(grads)
+
+    check(lambda p: algorithm.objective(net, p, batch, ctx))
+    if row.cls.penalty is not FedAvg.penalty:
+        assert check(lambda p: algorithm.penalty(net, p, ctx)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every_row
+def test_hooks_are_pure(row, engine):
+    """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen network."""
+    experiment = make_experiment(row.make())
+    state = play(experiment, 1)
+    cohort, data = assemble(experiment, state, 2), experiment.bench.data
+    pixels = {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")}
+    inputs = {
+        "server": state.server,
+        "states": list(cohort.states),
+        "plans": [{k: torch.as_tensor(v) for k, v in plan.items()} for plan in cohort.plans],
+        "schedules": [(s.index, s.draws, torch.from_numpy(s.lengths)) for s in cohort.schedules],
+        "data": pixels,
+        "initial": experiment.initial,
+        "network": dict(experiment.bench.net.module.named_parameters()),
+    }
+    before = clone(inputs)
+    trained = train(engine, experiment, state, cohort)
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    messages = clone(trained.messages)
+    server = experiment.algorithm.aggregate(state.server, trained.messages, weights, experiment.federation)
+    experiment.algorithm.refine(experiment.bench.net, server, trained.messages, experiment.federation)
+    assert_equal(inputs, before)
+    assert_equal(trained.messages, messages)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every_row
+def test_cohort_order_does_not_matter(row, engine):
+    """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by position."""
+    experiment = make_experiment(row.make())
+    state = play(experiment, 1)
+    cohort, order = assemble(experiment, state, 2), [2, 0, 3, 1]
+    parts = (cohort.clients, cohort.schedules, cohort.states, cohort.plans)
+    permuted = Cohort(*([part[i] for i in order] for part in parts))
+    straight, turned = (train(engine, experiment, state, c) for c in (cohort, permuted))
+    assert_equal(turned.messages, tree.map(lambda leaf: leaf[order], straight.messages), atol=1e-13)
+    assert_equal(turned.states, [straight.states[i] for i in order], atol=1e-13)
+    assert_equal(turned.losses, straight.losses[order], atol=1e-13)
+
+
+# --- save and resume
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """An engine that fails in the middle of a round."""
+
+    engine: Any
+    last_rate: float  # learning rate of the last round that it plays
+    error: type[BaseException]
+
+    def train(self, algorithm, bench, server, cohort, lr, evaluate_local):
+        if lr < self.last_rate:
+            raise self.error
+        return self.engine.train(algorithm, bench, server, cohort, lr, evaluate_local)
+
+
+def record(experiment, directory, resume):
+    """Plays or goes on to the last round with files; the final state."""
+    directory.mkdir(exist_ok=True)
+    saved = files.load_tree(directory / files.CHECKPOINT) if resume else None
+    state = State.from_tree(saved, torch.device("cpu")) if resume else experiment.initial_state()
+    recorder = Recorder(directory, experiment, [], saved["lengths"] if resume else None)
+    try:
+        return run(experiment, state, recorder)
+    finally:
+        recorder.close()
+
+
+def tables(directory):
+    """The files of a run without the columns that depend on the clock."""
+    result = {}
+    for name in (files.ROUNDS, files.CLASSES, files.CLIENTS):
+        header, *rows = [line.split(",") for line in (directory / name).read_text().splitlines()]
+        keep = [i for i, column in enumerate(header) if not column.endswith(("seconds", "per_second"))]
+        result[name] = [[row[i] for i in keep] for row in (header, *rows)]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("error", "interval"), [(KeyboardInterrupt, 1), (RuntimeError, 2)], ids=["interrupt", "crash between checkpoints"]
+)
+@pytest.mark.parametrize("row", [SHIPPED[0], SHIPPED[2], *ROWS[len(SHIPPED) :]], ids=lambda row: row.cls.__name__)
+def test_resume_equals_no_resume(row, error, interval, tmp_path):
+    """Bit by bit, also when files hold rows that the checkpoint does not know."""
+    experiment = make_experiment(row.make(), rounds=5, participation=0.4, checkpoint_interval=interval)
+    whole = record(experiment, tmp_path / "whole", resume=False)
+    stopping = Stopping(experiment.engine, LOCAL.lr_at(3), error)
+    with pytest.raises(error):
+        record(replace(experiment, engine=stopping), tmp_path / "parts", resume=False)
+    assert files.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == {1: 3, 2: 2}[interval]
+    resumed = record(make_experiment(row.make(), rounds=5, participation=0.4), tmp_path / "parts", resume=True)
+    assert_equal(resumed.server, whole.server)
+    assert resumed.clients.keys() == whole.clients.keys()
+    assert_equal(resumed.clients, whole.clients)
+    assert (resumed.accuracy, resumed.examples, resumed.status) == (whole.accuracy, whole.examples, "completed")
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_client_state_is_carried(engine, tmp_path):
+    """A client finds what it kept at its last participation; who never took part has nothing."""
+    experiment = make_experiment(EveryHook(pull=0.1), engine=engine, rounds=6, participation=0.4)
+    state = record(experiment, tmp_path, resume=False)
+    rows = [line.split(",") for line in (tmp_path / files.CLIENTS).read_text().splitlines()[1:]]
+    clients = [int(row[1]) for row in rows]
+    expected = {client: clients.count(client) for client in set(clients)}
+    assert {client: int(kept["rounds"]) for client, kept in state.clients.items()} == expected
+    assert len(set(expected.values())) > 1
+
+
+def test_nothing_is_kept_for_algorithms_without_client_state(tmp_path):
+    assert record(make_experiment(FedProx(mu=0.1)), tmp_path, resume=False).clients == {}
+
+
+# --- losses against formulas of their own
+
+
+def logits(rows=5, classes=6, scale=2.0, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(rows, classes, generator=generator, dtype=dtype)
+
+
+def objective(algorithm, teacher, student, y, mask=None):
+    """The objective of a model whose only parameters are its logits."""
+
+    def net(params, x):
+        return Output(x, params["logits"])
+
+    ctx = Context({"params": {"logits": teacher}}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    return algorithm.objective(net, {"logits": student}, Batch(torch.zeros(len(y)), y, mask, 0), ctx)
+
+
+def ntd(**changes):
+    return FedNTD(**NTD | changes)
+
+
+def without_label(z, y):
+    """The C-1 logits of the other classes, row by row."""
+    return torch.stack([torch.cat([row[:c], row[c + 1 :]]) for row, c in zip(z, y.tolist(), strict=True)])
+
+
+def kl(teacher, student, tau):
+    loss = torch.nn.KLDivLoss(reduction="batchmean")
+    return loss(F.log_softmax(student / tau, dim=1), F.softmax(teacher / tau, dim=1))
+
+
+Y = torch.tensor([0, 5, 2, 2, 1])
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("tau_squared", [True, False])
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 1.0])
+def test_fedntd_is_the_kl_of_gathered_logits(tau, tau_squared, lambda_):
+    teacher, student, scale = logits(seed=1), logits(seed=2), tau**2 if tau_squared else 1.0
+    not_true = kl(without_label(teacher, Y), without_label(student, Y), tau)
+    whole = kl(teacher, student, tau)
+    expected = F.cross_entropy(student, Y) + 0.7 * scale * ((1 - lambda_) * whole + lambda_ * not_true)
+    algorithm = ntd(beta=0.7, tau=tau, tau_squared=tau_squared, lambda_=lambda_)
+    assert_equal(objective(algorithm, teacher, student, Y), expected, atol=1e-13)
+
+
+def test_fedntd_leaves_the_true_class_alone():
+    """The gradient on the label's logit is that of the cross-entropy, exactly; the teacher's label logit is not read."""
+    teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
+    not_true = torch.arange(6) != Y[:, None]
+    for algorithm in (ntd(tau=2.0), ntd(distance="mse")):
+        if algorithm.distance == "kl":
+            term = algorithm.distillation(teacher, student, not_true)
+            other = algorithm.distillation(teacher.where(not_true, 99.0), student, not_true)
+        else:
+            term = algorithm.squared_error(teacher, student, not_true, None)
+            other = algorithm.squared_error(teacher.where(not_true, 99.0), student, not_true, None)
+        (grad,) = torch.autograd.grad(term.sum(), student)
+        assert (grad[~not_true] == 0).all()
+        assert (grad[not_true] != 0).all()
+        assert_equal(other, term)
+
+
+def test_fedntd_of_two_classes_is_cross_entropy():
+    teacher, student, y = logits(classes=2, seed=1), logits(classes=2, seed=2).requires_grad_(), Y % 2
+    loss, cross_entropy = (objective(algorithm, teacher, student, y) for algorithm in (ntd(tau=3.0), FedAvg()))
+    assert_equal(loss, cross_entropy)
+    expected = torch.autograd.grad(cross_entropy, student)
+    assert_equal(torch.autograd.grad(loss, student), expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("mask", [None, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)])
+def test_fedntd_mse_by_a_loop(reduction, mask):
+    teacher, student, rows = logits(seed=1), logits(seed=2), 5 if mask is None else 3
+    total = sum((float(teacher[i, c]) - float(student[i, c])) ** 2 for i in range(rows) for c in range(6) if c != Y[i])
+    total /= rows * 5 if reduction == "mean" else 1
+    expected = F.cross_entropy(student[:rows], Y[:rows]) + 0.2 * total
+    algorithm = ntd(beta=0.2, distance="mse", mse_reduction=reduction)
+    assert_equal(objective(algorithm, teacher, student, Y, mask), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("row", [row for row in SHIPPED if row.cls is not FedProx], ids=lambda row: row.name)
+def test_padding_does_not_count(row):
+    """A padded batch has the loss and gradient of the same batch without its padding."""
+    teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
+    mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    padded = objective(row.make(), teacher, student, Y, mask)
+    short = objective(row.make(), teacher[:3], student[:3], Y[:3])
+    assert_equal(padded, short, atol=1e-13)
+    assert_equal(torch.autograd.grad(padded, student), torch.autograd.grad(short, student), atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("row", [row for row in SHIPPED if row.cls is FedNTD], ids=lambda row: row.name)
+def test_fedntd_with_extreme_logits_is_finite(row, dtype):
+    teacher, student = logits(scale=1e4, seed=1, dtype=dtype), logits(scale=1e4, seed=2, dtype=dtype).requires_grad_()
+    loss = objective(row.make(), teacher, student, Y)
+    assert loss.isfinite()
+    assert torch.autograd.grad(loss, student)[0].isfinite().all()
+
+
+def test_masked_mean_of_nothing_is_zero():
+    """A client of the vectorised engine that has run out of steps sees batches without any example."""
+    assert masked_mean(torch.tensor([3.0, 4.0]), torch.zeros(2)) == 0
+
+
+def test_fedprox_pulls_by_mu_times_the_distance():
+    """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0)), with the gradient of the penalty written out."""
+    local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
+    experiment = make_experiment(FedProx(mu=mu), local=local, sizes=(10,), participation=1.0)
+    state, bench = experiment.initial_state(), experiment.bench
+    (schedule,) = assemble(experiment, state, 1).schedules
+    start = w = state.server["params"]
+    for batch in ScheduledData(bench, schedule).batches():
+
+        def loss(p, batch=batch):
+            return F.cross_entropy(bench.net(p, batch.x).logits, batch.y)
+
+        grads = torch.func.grad(loss)(w)
+        w = {k: w[k] - local.lr * (grads[k] + mu * (w[k] - start[k])) for k in w}
+    assert_equal(play(experiment, 1).server["params"], w, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "key"),
+    [
+        (FedProx, {"mu": -0.1}, "algorithm.mu"),
+        (FedProx, {"mu": float("nan")}, "algorithm.mu"),
+        (FedProx, {"mu": float("inf")}, "algorithm.mu"),
+        (FedNTD, {"beta": -1.0}, "algorithm.beta"),
+        (FedNTD, {"beta": float("nan")}, "algorithm.beta"),
+        (FedNTD, {"tau": 0.0}, "algorithm.tau"),
+        (FedNTD, {"tau": float("inf")}, "algorithm.tau"),
+        (FedNTD, {"lambda_": 1.1}, "algorithm.lambda_"),
+        (FedNTD, {"lambda_": -0.1}, "algorithm.lambda_"),
+        (FedNTD, {"distance": "l2"}, "algorithm.distance"),
+        (FedNTD, {"mse_reduction": "none"}, "algorithm.mse_reduction"),
+        (FedNTD, {"distance": "mse", "lambda_": 0.5}, "algorithm.lambda_"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(cls, changes, key):
+    values = (NTD if cls is FedNTD else {}) | changes
+    with pytest.raises(ConfigError, match=f"^{key}="):
+        cls(**values)

@@ -1,0 +1,384 @@
+"""Engines, schedules and aggregation against the same thing done by hand."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.fedprox import FedProx
+from fedexp.data.augment import load_batch
+from fedexp.engine.schedule import make_schedule
+from fedexp.engine.sequential import ClientFailure, Sequential
+from fedexp.engine.vectorised import Vectorised
+from fedexp.errors import ConfigError
+from fedexp.hardware import Hardware
+from fedexp.models.cnn import CNN
+from fedexp.run import assemble, evaluate, play_round
+from fedexp.settings import LocalTraining, Seeds
+from world import AUGMENTATION, ENGINES, LOCAL, PLAIN, SETTINGS, SIZES, Normed, advance, flat, make_experiment, play
+
+NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
+every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+
+
+def assert_equal(actual, expected, atol=0.0):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def train(engine, experiment, state, evaluate_local=False):
+    cohort = assemble(experiment, state, state.round + 1)
+    return engine.train(experiment.algorithm, experiment.bench, state.server, cohort, 0.1, evaluate_local)
+
+
+def fresh_module(experiment, model=None):
+    """The experiment's initial model as an ordinary module in train mode."""
+    model = model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,))
+    module = model.build((1, 6, 6), 4).double().train()
+    module.load_state_dict(experiment.initial, strict=False)
+    return module
+
+
+# --- a client's training is SGD
+
+
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_one_client_is_plain_sgd(engine, augment):
+    """Against torch.optim.SGD in a loop: momentum (fresh in every round), weight decay, decayed rate, partial batches."""
+    local = replace(LOCAL, batch_size=7)
+    experiment = make_experiment(
+        local=local, sizes=(40,), participation=1.0, engine=engine, augment=augment, weighting="uniform"
+    )
+    module, data = fresh_module(experiment), experiment.bench.data
+    state, losses = experiment.initial_state(), []
+    for round in (1, 2, 3):
+        result = play_round(experiment, state)
+        (schedule,) = result.cohort.schedules
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9 ** (round - 1), momentum=0.9, weight_decay=1e-3)
+        losses = []
+        for i, length in enumerate([7, 7, 7, 7, 7, 5] * 2):
+            index = schedule.index[i, :length]
+            if augment:
+                draws = schedule.draws[i, :length]
+                x = load_batch(data.x_train, index, draws, AUGMENTATION, experiment.bench.normalise, torch.float64)
+            else:
+                x = ((data.x_train[index].double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
+            loss = F.cross_entropy(module(x).logits, data.y_train[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        advance(state, result)
+        assert_equal(state.server["params"], {k: p.detach() for k, p in module.named_parameters()}, atol=1e-12)
+        assert result.train_loss == pytest.approx(np.mean(losses), abs=1e-12)
+    assert len(schedule.lengths) == 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameStep(FedAvg):
+    """Overrides the local step with the base's own, so that the engines must take the general path."""
+
+    def local_step(self, net, params, momentum, batch, ctx):
+        return super().local_step(net, params, momentum, batch, ctx)
+
+
+def test_fused_steps_are_the_documented_local_step():
+    """The sequential engine's fused optimizer and FedAvg.local_step are two texts of one rule."""
+    fused, general = (play(make_experiment(algorithm)).server["params"] for algorithm in (FedAvg(), SameStep()))
+    assert_equal(general, fused, atol=1e-12)
+
+
+@every_engine
+def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
+    experiment = make_experiment(NTD)
+    state = play(experiment, 1)
+    plain, evaluated = (train(engine, experiment, state, evaluate_local) for evaluate_local in (False, True))
+    assert plain.class_correct is None
+    assert_equal(evaluated.messages, plain.messages)
+    assert_equal(evaluated.losses, plain.losses)
+    for i in range(4):
+        local = {k: v[i] for k, v in evaluated.messages["params"].items()}
+        assert_equal(evaluated.class_correct[i], experiment.bench.evaluate(local).class_correct)
+
+
+# --- aggregation
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_aggregation_by_hand(weighting):
+    """sum_k p_k w_k with p_k = n_k / sum n or 1 / |S|; the training loss is weighted alike."""
+    experiment = make_experiment(weighting=weighting)
+    state = experiment.initial_state()
+    result = play_round(experiment, state)
+    trained = train(experiment.engine, experiment, state)
+    sizes = [SIZES[c] if weighting == "examples" else 1 for c in result.cohort.clients]
+    for name, leaf in trained.messages["params"].items():
+        mean = sum(n / sum(sizes) * w for n, w in zip(sizes, leaf, strict=True))
+        assert_equal(result.server["params"][name], mean, atol=1e-14)
+    losses = trained.losses.tolist()
+    assert result.train_loss == pytest.approx(np.dot(sizes, losses) / sum(sizes), rel=1e-12)
+    assert len(set(sizes)) == (4 if weighting == "examples" else 1)
+
+
+def test_bytes_are_those_of_the_parameters():
+    """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients, in both directions."""
+    experiment = make_experiment()
+    result = play_round(experiment, experiment.initial_state())
+    assert result.bytes_up == result.bytes_down == 4 * 290 * 8
+
+
+# --- batch norm
+
+
+NORMED = {"model": Normed(), "local": replace(LOCAL, batch_size=3), "participation": 1.0}
+
+
+def norm_by_hand(experiment, schedule, start):
+    """One client's round with an ordinary module: its state after training."""
+    module, data = fresh_module(experiment, Normed()), experiment.bench.data
+    module.load_state_dict(start)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    for index, length in zip(schedule.index, schedule.lengths, strict=True):
+        x = ((data.x_train[index[:length]].double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
+        loss = F.cross_entropy(module(x).logits, data.y_train[index[:length]])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return module.state_dict()
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_running_statistics_are_averaged_like_parameters(weighting):
+    """Clients start from the server's statistics; means and variances are averaged by weight, counts are not."""
+    experiment = make_experiment(**NORMED, augment=False, weighting=weighting)
+    state = experiment.initial_state()
+    before = {k: v.clone() for k, v in (state.server["params"] | state.server["buffers"]).items()}
+    result = play_round(experiment, state)
+    locals_ = [norm_by_hand(experiment, schedule, before) for schedule in result.cohort.schedules]
+    after = result.server["params"] | result.server["buffers"]
+    weights = np.array(SIZES if weighting == "examples" else [1] * 5) / (sum(SIZES) if weighting == "examples" else 5)
+    for name, value in after.items():
+        values = [one[name] for one in locals_]
+        if name == "norm.num_batches_tracked":
+            assert value.dtype == torch.int64
+            assert value == max(values) == 8  # 12 examples in batches of 3, two epochs
+        else:
+            expected = sum(w * v for w, v in zip(weights, values, strict=True))
+            assert_equal(value, expected, atol=1e-12)
+    assert not torch.equal(after["norm.running_mean"], before["norm.running_mean"])
+    assert_equal(state.server["params"] | state.server["buffers"], before)
+
+
+def test_batches_of_one_example_are_left_out():
+    """Clients of 1, 3, 7, 12, 10 examples in threes: no step for the first, the seventh and tenth example stay out."""
+    experiment = make_experiment(**NORMED)
+    cohort = assemble(experiment, experiment.initial_state(), 1)
+    assert [s.lengths.tolist() for s in cohort.schedules] == [[], [3] * 2, [3] * 4, [3] * 8, [3] * 6]
+    trained = train(experiment.engine, experiment, experiment.initial_state())
+    assert_equal(tree.map(lambda leaf: leaf[0], trained.messages["params"]), experiment.initial)
+    assert trained.losses[0] == 0
+    assert all(trained.losses[1:] > 0)
+
+
+def test_model_without_batch_norm_keeps_batches_of_one_example():
+    experiment = make_experiment(participation=1.0, local=replace(LOCAL, batch_size=3))
+    cohort = assemble(experiment, experiment.initial_state(), 1)
+    assert [s.lengths.tolist() for s in cohort.schedules][:3] == [[1] * 2, [3] * 2, [3, 3, 1] * 2]
+
+
+def test_evaluating_local_models_leaves_training_alone():
+    """Local models are evaluated with their own statistics; the teacher of the next client keeps the server's."""
+    experiment = make_experiment(NTD, **NORMED)
+    state = play(experiment, 2)
+    experiment.bench.net.set_buffers(state.server["buffers"])
+    plain, evaluated = (train(experiment.engine, experiment, state, local) for local in (False, True))
+    assert_equal(evaluated.messages, plain.messages)
+    assert_equal(experiment.bench.net.buffers(), state.server["buffers"])
+    for i in range(5):
+        buffers = {k: v[i] for k, v in evaluated.buffers.items()}
+        server = {"params": {k: v[i] for k, v in evaluated.messages["params"].items()}, "buffers": buffers}
+        assert_equal(evaluated.class_correct[i], evaluate(experiment, server).class_correct)
+
+
+def hardware(**changes):
+    values = {"device": "cpu", "engine": "auto", "precision": "fp32", "threads": None, "chunk": None}
+    return Hardware(**values | changes)
+
+
+def test_hardware_refuses_what_cannot_work():
+    with pytest.raises(ConfigError, match="hardware.engine=vectorised: .*hardware.engine=sequential"):
+        hardware(engine="vectorised").resolve(mixes_examples=True)
+    with pytest.raises(ConfigError, match="hardware.precision=tf32: only CUDA"):
+        hardware(precision="tf32").resolve(mixes_examples=False)
+    with pytest.raises(ConfigError, match="hardware.device=cuda:99: this machine shows"):
+        hardware(device="cuda:99").resolve(mixes_examples=False)
+    with pytest.raises(ConfigError, match="hardware.engine=vectorised"):
+        make_experiment(**NORMED, engine="vectorised")
+
+
+def test_hardware_choices():
+    assert isinstance(hardware().resolve(mixes_examples=True).make_engine(), Sequential)
+    assert isinstance(hardware(engine="sequential").resolve(mixes_examples=False).make_engine(), Sequential)
+    assert hardware(engine="vectorised", chunk=3).resolve(mixes_examples=False).make_engine() == Vectorised(3)
+    assert hardware(precision="fp64").resolve(mixes_examples=False).dtype == torch.float64
+    assert hardware(precision="bf16").resolve(mixes_examples=False).dtype == torch.float32
+
+
+# --- failures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(FedAvg):
+    hook: str
+
+    def begin(self, net, data, ctx):
+        return self.fail("begin", {})
+
+    def penalty(self, net, params, ctx):
+        return self.fail("local training", 0.0)
+
+    def finish(self, net, params, data, ctx):
+        return self.fail("finish", super().finish(net, params, data, ctx))
+
+    def fail(self, hook, value):
+        if hook == self.hook:
+            raise ZeroDivisionError("by the test")
+        return value
+
+
+@pytest.mark.parametrize("hook", ["begin", "local training", "finish"])
+def test_failure_names_client_and_hook(hook):
+    experiment = make_experiment(Failing(hook=hook))
+    first = assemble(experiment, experiment.initial_state(), 1).clients[0]
+    with pytest.raises(ClientFailure, match=f"client {first}, in {hook} of Failing: by the test") as failure:
+        play(experiment, 1)
+    assert isinstance(failure.value.__cause__, ZeroDivisionError)
+
+
+# --- schedules, sampling, seeds
+
+
+def schedule(part=range(100, 123), local=LOCAL, seed=0, round=1, client=0, **options):
+    return make_schedule(np.array(part), local, AUGMENTATION, (6, 6), seed, round, client, **options)
+
+
+def same(a, b):
+    return torch.equal(a.index, b.index) and torch.equal(a.draws, b.draws) and np.array_equal(a.lengths, b.lengths)
+
+
+def test_every_epoch_covers_every_example_once():
+    """23 examples in batches of 4: five full ones and one of 3, reshuffled in each of 3 epochs."""
+    made = schedule(local=replace(LOCAL, epochs=3))
+    assert made.lengths.tolist() == [4, 4, 4, 4, 4, 3] * 3
+    assert (made.steps, made.examples) == (18, 69)
+    rows = [row[:n].tolist() for row, n in zip(made.index, made.lengths, strict=True)]
+    epochs = [sum(rows[i : i + 6], []) for i in (0, 6, 12)]
+    assert all(sorted(epoch) == list(range(100, 123)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+    assert made.index[5, 3] == 0  # padding
+
+
+def test_schedule_is_a_function_of_seed_round_and_client():
+    assert same(schedule(), schedule())
+    for change in ({"seed": 1}, {"round": 2}, {"client": 1}):
+        other = schedule(**change)
+        assert not torch.equal(other.index, schedule().index), change
+        assert not torch.equal(other.draws, schedule().draws), change
+
+
+def test_schedule_does_not_depend_on_the_cohort():
+    few, all_ = (make_experiment(participation=r) for r in (0.4, 1.0))
+    for round in (1, 2, 3):
+        some, everyone = (assemble(e, e.initial_state(), round) for e in (few, all_))
+        assert everyone.clients == [0, 1, 2, 3, 4]
+        for client, made in zip(some.clients, some.schedules, strict=True):
+            assert same(made, everyone.schedules[client])
+
+
+def test_cohorts_are_uniform_without_replacement():
+    """2 of 5 clients: each is in a cohort with probability 2/5; +-5 standard deviations over 1,000 rounds."""
+    experiment = make_experiment(participation=0.4, local=PLAIN)
+    state = experiment.initial_state()
+    cohorts = [assemble(experiment, state, round).clients for round in range(1, 1001)]
+    assert all(len(set(cohort)) == 2 and cohort == sorted(cohort) for cohort in cohorts)
+    counts = np.bincount(np.concatenate(cohorts), minlength=5)
+    assert np.abs(counts - 400).max() < 5 * (1000 * 0.4 * 0.6) ** 0.5
+
+
+@pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), NTD], ids=lambda a: type(a).__name__)
+def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
+    ours, fedavg = make_experiment(algorithm), make_experiment(FedAvg())
+    assert ours.partition.hash == fedavg.partition.hash
+    assert_equal(ours.initial, fedavg.initial)
+    for round in (1, 2, 3):
+        a, b = (assemble(e, e.initial_state(), round) for e in (ours, fedavg))
+        assert a.clients == b.clients
+        assert all(same(x, y) for x, y in zip(a.schedules, b.schedules, strict=True))
+
+
+@pytest.mark.parametrize("purpose", ["partition", "sampling", "training"])
+def test_each_seed_moves_only_its_own(purpose):
+    base = {"partition": 0, "sampling": 0, "training": 0}
+    before, after = (make_experiment(seeds=Seeds(**base | {purpose: s}), participation=0.4) for s in (0, 1))
+    moved = {"partition": before.partition.hash != after.partition.hash}
+    a, b = ([assemble(e, e.initial_state(), round) for round in range(1, 9)] for e in (before, after))
+    moved["sampling"] = [c.clients for c in a] != [c.clients for c in b]
+    assert moved == {"partition": purpose == "partition", "sampling": purpose == "sampling"}
+    assert torch.equal(flat(before.initial), flat(after.initial)) == (purpose != "training")
+    if purpose != "sampling":
+        draws = [torch.equal(x.schedules[0].draws, y.schedules[0].draws) for x, y in zip(a, b, strict=True)]
+        sizes = [x.schedules[0].lengths.tolist() == y.schedules[0].lengths.tolist() for x, y in zip(a, b, strict=True)]
+        assert all(sizes)
+        assert all(draws) if purpose == "partition" else not any(draws)
+
+
+def test_runs_leave_the_global_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = flat(play(make_experiment(NTD), 2).server["params"])
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(flat(play(make_experiment(NTD), 2).server["params"]), first)
+
+
+def test_learning_rate_of_a_round():
+    local = LocalTraining(epochs=1, batch_size=1, lr=0.5, lr_decay=0.9, momentum=0.0, weight_decay=0.0)
+    assert [local.lr_at(round) for round in (1, 2, 3)] == pytest.approx([0.5, 0.45, 0.405], rel=1e-15)
+    assert replace(local, lr_decay=1.0).lr_at(500) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("participation", "clients", "size"),
+    [(0.29, 100, 29), (0.1, 100, 10), (0.07, 100, 7), (0.57, 100, 57), (0.001, 100, 1), (0.199, 10, 1), (1.0, 7, 7)],
+)
+def test_cohort_size(participation, clients, size):
+    """max(floor(r K), 1); 0.29 * 100 is 28.999999999999996 in floating point."""
+    assert replace(SETTINGS, participation=participation, num_clients=clients).cohort_size == size
+
+
+def test_evaluation_interval_skips_but_never_the_last_round():
+    experiment = make_experiment(eval_interval=2, rounds=3)
+    state, evaluated = experiment.initial_state(), []
+    for _ in range(3):
+        result = play_round(experiment, state)
+        evaluated.append(result.evaluation is not None)
+        advance(state, result)
+    assert evaluated == [False, True, True]
+
+
+def test_evaluation_by_hand():
+    experiment = make_experiment()
+    module, data = fresh_module(experiment).eval(), experiment.bench.data
+    x = ((data.x_test.double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        logits = module(x).logits
+    expected = [int(((logits.argmax(1) == c) & (data.y_test == c)).sum()) for c in range(4)]
+    evaluation = experiment.bench.evaluate(experiment.initial)
+    assert evaluation.class_correct.tolist() == expected
+    assert_equal(evaluation.loss, nn.CrossEntropyLoss()(logits, data.y_test), atol=1e-14)

@@ -1,0 +1,148 @@
+"""A federation small enough for exact comparisons, assembled by `fedexp.prepare` from real classes in float64.
+
+Five clients of 1 to 12 examples with batches of 4 make everything ragged: numbers of steps differ, last batches are
+partial, one client never fills a batch.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import hydra
+import numpy as np
+import torch
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.build import Built
+from fedexp.data.augment import Augmentation
+from fedexp.data.datasets import Dataset
+from fedexp.data.partition import Partitioner
+from fedexp.engine.sequential import Sequential
+from fedexp.engine.vectorised import Vectorised
+from fedexp.experiment import Experiment, State
+from fedexp.hardware import Hardware
+from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.models import Output
+from fedexp.models.cnn import CNN
+from fedexp.prepare import prepare
+from fedexp.record import RoundResult
+from fedexp.run import play_round
+from fedexp.settings import LocalTraining, Seeds, Settings
+from fedexp.trackers.base import NoTracker
+from fedexp.tree import Params
+
+CONF = Path(__file__).parents[1] / "conf"
+CLASSES, SIZES = 4, (1, 3, 7, 12, 10)
+ENGINES = {"sequential": Sequential(), "vectorised": Vectorised(None), "vectorised, 2 at a time": Vectorised(2)}
+LOCAL = LocalTraining(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3)
+PLAIN = replace(LOCAL, epochs=1, lr_decay=1.0, momentum=0.0, weight_decay=0.0)
+AUGMENTATION = Augmentation(crop_padding=1, padding_mode="zero", flip=True, cutout=2, rotation=0.0)
+SETTINGS = Settings(
+    seed=0,
+    rounds=3,
+    num_clients=len(SIZES),
+    participation=0.8,
+    weighting="examples",
+    eval_interval=1,
+    targets=[],
+    target_fractions=[],
+    checkpoint_interval=1,
+    data_dir="unused",
+    resume=None,
+    augment=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Dataset):
+    """40 training and 20 test images of 6 x 6 grey pixels in 4 classes, random."""
+
+    def read(self) -> dict[str, Any]:
+        rng = np.random.default_rng(7)
+        images, labels = rng.integers(0, 256, (60, 6, 6, 1), dtype=np.uint8), np.arange(60, dtype=np.int64) % CLASSES
+        names = [f"class {c}" for c in range(CLASSES)]
+        train = {"x_train": images[:40], "y_train": labels[:40]}
+        return train | {"x_test": images[40:], "y_test": labels[40:], "classes": np.array(names)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ragged(Partitioner):
+    """Clients of the given sizes; examples that are left over are unused."""
+
+    sizes: tuple[int, ...]
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        return np.split(rng.permutation(len(labels))[: sum(self.sizes)], np.cumsum(self.sizes)[:-1]), {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normed:
+    """A model whose batch norm keeps running statistics, as torchvision's ResNets do."""
+
+    mixes_examples: ClassVar[bool] = True
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        return NormedModule(shape[0], num_classes)
+
+
+class NormedModule(nn.Module):
+    def __init__(self, channels: int, num_classes: int):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(channels, 3, 3), nn.BatchNorm2d(3)
+        self.classifier = nn.Linear(3, num_classes)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        features = self.norm(self.convolution(x)).relu().mean((2, 3))
+        return Output(features, self.classifier(features))
+
+
+def make_experiment(
+    algorithm: FedAvg | None = None,
+    local: LocalTraining = LOCAL,
+    sizes: tuple[int, ...] = SIZES,
+    model: Any = None,
+    engine: str = "sequential",
+    seeds: Seeds | None = None,
+    **settings: Any,
+) -> Experiment:
+    """The small federation; `settings` are changes of SETTINGS."""
+    data = {"name": "noise", "data_dir": "unused", "mean": (0.4,), "std": (0.3,), "augmentation": AUGMENTATION}
+    threads = torch.get_num_threads()  # as it is: tests must not change the process that they share
+    groups = {
+        "dataset": Noise(**data),
+        "partition": Ragged(sizes=sizes),
+        "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
+        "algorithm": algorithm or FedAvg(),
+        "forgetting_metric": RoundDrop(local=False),
+        "hardware": Hardware(device="cpu", engine=engine, precision="fp64", threads=threads, chunk=None),
+        "tracker": NoTracker(),
+    }
+    changed = replace(SETTINGS, num_clients=len(sizes), **settings)
+    built = Built(changed, seeds or Seeds(partition=0, sampling=0, training=0), local, groups)
+    return prepare(built).experiment
+
+
+def advance(state: State, result: RoundResult) -> None:
+    """Moves a state on to the end of a round, without files."""
+    state.server, state.round = result.server, result.round
+    state.clients |= dict(zip(result.cohort.clients, result.client_states, strict=True))
+
+
+def play(experiment: Experiment, rounds: int = 3) -> State:
+    """The state after some rounds."""
+    state = experiment.initial_state()
+    for _ in range(rounds):
+        advance(state, play_round(experiment, state))
+    return state
+
+
+def flat(params: Params) -> torch.Tensor:
+    """All parameters as one vector."""
+    return torch.cat([params[name].flatten() for name in sorted(params)])
+
+
+def composed(*overrides: str) -> Any:
+    """The configuration that `fedexp <overrides>` would run with; interpolations on Hydra itself are left out."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", overrides=list(overrides))
