@@ -155,7 +155,7 @@ def test_every_option_has_a_row():
 
 @every_row
 def test_engines_agree(row):
-    """Messages, client states, losses, local accuracies: on ragged clients with momentum, weight decay, augmentation."""
+    """Messages, states, losses, local accuracies: ragged clients with momentum, weight decay and augmentation."""
     experiment = make_experiment(row.make())
     state = experiment.initial_state()
     for _ in range(3):
@@ -397,7 +397,7 @@ def test_fedntd_is_the_kl_of_gathered_logits(tau, tau_squared, lambda_):
 
 
 def test_fedntd_leaves_the_true_class_alone():
-    """The gradient on the label's logit is that of the cross-entropy, exactly; the teacher's label logit is not read."""
+    """The gradient on the label's logit is exactly 0, and the teacher's logit of the label is not read."""
     teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
     not_true = torch.arange(6) != Y[:, None]
     for algorithm in (ntd(tau=2.0), ntd(distance="mse")):

@@ -50,7 +50,7 @@ def fresh_module(experiment, model=None):
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_one_client_is_plain_sgd(engine, augment):
-    """Against torch.optim.SGD in a loop: momentum (fresh in every round), weight decay, decayed rate, partial batches."""
+    """Against torch.optim.SGD in a loop: momentum fresh in every round, weight decay, decayed rate, partial batches."""
     local = replace(LOCAL, batch_size=7)
     experiment = make_experiment(
         local=local, sizes=(40,), participation=1.0, engine=engine, augment=augment, weighting="uniform"
@@ -212,13 +212,13 @@ def hardware(**changes):
 
 
 def test_hardware_refuses_what_cannot_work():
-    with pytest.raises(ConfigError, match="hardware.engine=vectorised: .*hardware.engine=sequential"):
+    with pytest.raises(ConfigError, match=r"hardware.engine=vectorised: .*hardware.engine=sequential"):
         hardware(engine="vectorised").resolve(mixes_examples=True)
-    with pytest.raises(ConfigError, match="hardware.precision=tf32: only CUDA"):
+    with pytest.raises(ConfigError, match=r"hardware.precision=tf32: only CUDA"):
         hardware(precision="tf32").resolve(mixes_examples=False)
-    with pytest.raises(ConfigError, match="hardware.device=cuda:99: this machine shows"):
+    with pytest.raises(ConfigError, match=r"hardware.device=cuda:99: this machine shows"):
         hardware(device="cuda:99").resolve(mixes_examples=False)
-    with pytest.raises(ConfigError, match="hardware.engine=vectorised"):
+    with pytest.raises(ConfigError, match=r"hardware.engine=vectorised"):
         make_experiment(**NORMED, engine="vectorised")
 
 
@@ -278,7 +278,7 @@ def test_every_epoch_covers_every_example_once():
     assert made.lengths.tolist() == [4, 4, 4, 4, 4, 3] * 3
     assert (made.steps, made.examples) == (18, 69)
     rows = [row[:n].tolist() for row, n in zip(made.index, made.lengths, strict=True)]
-    epochs = [sum(rows[i : i + 6], []) for i in (0, 6, 12)]
+    epochs = [np.concatenate(rows[i : i + 6]).tolist() for i in (0, 6, 12)]
     assert all(sorted(epoch) == list(range(100, 123)) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
     assert made.index[5, 3] == 0  # padding

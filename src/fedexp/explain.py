@@ -68,6 +68,6 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
             assert isinstance(option, DictConfig)
             whole = GLOBAL_OPTION.search(path.read_text(encoding="utf-8"))
             for key in walk(option, "" if whole else f"{group}."):
-                if key != "defaults" and not (key in keys and not keys[key]):
+                if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):
                     keys.setdefault(key, []).append(f"{group}={path.stem}")
     return keys

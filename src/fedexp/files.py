@@ -64,8 +64,8 @@ class CsvFile:
         if not path.exists() or path.stat().st_size < length:
             raise ConfigError(f"{path}: shorter than its checkpoint says; this run cannot be resumed")
         self._file = open(path, "r+", newline="", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
-        header = self._file.readline()
-        self._columns = next(csv.reader([header])) if header.strip() else None
+        if length:  # an empty file has no header to keep, whatever was written after the checkpoint
+            self._columns = next(csv.reader([self._file.readline()]))
         self._file.seek(length)
         self._file.truncate()
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedexp.data.cache import Arrays, SourceFile, cached
 from fedexp.errors import ConfigError
-from fedexp.rng import stream
 
 log = logging.getLogger("fedexp")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -37,7 +36,10 @@ def class_folders(folder: Path) -> list[str]:
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
-        raise ConfigError(f"{folder}: this folder of images cannot be read ({error.strerror})") from error
+        raise ConfigError(
+            f"{folder}: this folder of images cannot be read ({error.strerror}); expected: "
+            "<root>/{train,test}/<class>/<image>, with dataset.root=<root> for dataset=image_folder"
+        ) from error
     if not names:
         raise ConfigError(f"{folder}: has no class folders; expected <class>/<image> in it")
     return names
@@ -87,14 +89,12 @@ def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> tuple[Lab
 
 
 def stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted training and test indices; each class gives round(test_fraction * its size), at least 1, for the test."""
-    rng = stream(seed, "split")
-    test = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        test.append(rng.permutation(members)[: max(1, round(test_fraction * len(members)))])
-    chosen = np.sort(np.concatenate(test))
-    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+    """Sorted training and test indices; every class gives `test_fraction` of its examples to the test set."""
+    from sklearn.model_selection import train_test_split
+
+    everything = np.arange(len(labels))
+    train, test = train_test_split(everything, test_size=test_fraction, stratify=labels, random_state=seed)
+    return np.sort(train), np.sort(test)
 
 
 def load_images(

@@ -58,6 +58,6 @@ def make_schedule(
     draws = None
     if augmentation is not None:
         numbers = augmentation.draw(stream(seed, "augment", round, client), index.size, *image_size)
-        draws = torch.from_numpy(numbers.reshape(*index.shape, -1))
+        draws = torch.from_numpy(numbers.reshape(*index.shape, numbers.shape[-1]))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     return Schedule(torch.from_numpy(index), lengths, draws)

@@ -1,0 +1,51 @@
+# `make` or `make help` lists the targets. Each of them sets up the virtual environment first, once.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-data test-gpu test-slow lint format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Made again when pyproject.toml changes. The stamp comes last, so an installation that broke off is repeated.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "fedexp needs Python 3.11 or later, and '$(PYTHON)' is not: say which, as in  make PYTHON=python3.12 ..." >&2; \
+	  exit 1; }
+	@echo "Setting up $(VENV) (once; a few minutes and some GB, most of it PyTorch)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+run: $(STAMP) ## the main job; options: make run ARGS="algorithm=fedntd alpha=0.1"
+	$(BIN)/fedexp $(ARGS)
+
+test: $(STAMP) ## the tests (no network needed); options: make test ARGS="-k resume"
+	$(BIN)/python -m pytest $(ARGS)
+
+test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
+	$(BIN)/python -m pytest -m data $(ARGS)
+
+test-gpu: $(STAMP) ## tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-slow: $(STAMP) ## builds the wheel and installs it into a clean environment (needs a package index)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMP) ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## lets ruff mend and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## removes the environment, caches and built files; runs and data stay
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

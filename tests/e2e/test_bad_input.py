@@ -1,0 +1,137 @@
+"""Bad input: one clear message, exit code 2, no traceback, nothing left behind."""
+
+import json
+
+import numpy as np
+import pytest
+
+CASES = [
+    # (arguments, words that the message must have)
+    ("algorithm=fedntdd", ["algorithm=fedntdd", "nearest: 'fedntd'", "fedavg, fedntd, fedprox"]),
+    ("dataset=cifar", ["dataset=cifar", "cifar10"]),
+    ("algoritm=fedntd", ["algoritm", "nearest: 'algorithm'"]),
+    ("local.lrr=0.1", ["local.lrr", "nearest: 'local.lr'"]),
+    ("+foo=1", ["foo", "no such key"]),
+    ("+algorithm.foo=1", ["algorithm.foo", "no such key"]),
+    ("algorithm.beta=1", ["algorithm.beta", "only exists with algorithm=fedntd"]),
+    ("partition=sharding alpha=0.1", ["alpha", "only exists with partition=lda"]),
+    ("partition=iid min_size=3", ["min_size", "only exists with partition=lda"]),
+    ("shards_per_client=2", ["shards_per_client", "only exists with partition=sharding"]),
+    ("rounds=abc", ["rounds=abc", "an integer"]),
+    ("rounds=1.5", ["rounds=1.5", "an integer"]),
+    ("rounds=0", ["rounds=0", "at least 1"]),
+    ("alpha=0", ["alpha=0", "greater than 0"]),
+    ("alpha=-1", ["alpha=-1", "greater than 0"]),
+    ("alpha=nan", ["alpha=nan", "greater than 0"]),
+    ("min_size=0", ["min_size=0", "at least 1"]),
+    ("participation=0", ["participation=0", "greater than 0"]),
+    ("participation=1.1", ["participation=1.1", "at most 1"]),
+    ("num_clients=0", ["num_clients=0", "at least 1"]),
+    ("num_clients=2000", ["num_clients=2000", "1437"]),
+    ("local.batch_size=0", ["local.batch_size=0", "at least 1"]),
+    ("local.epochs=0", ["local.epochs=0", "at least 1"]),
+    ("local.lr=0", ["local.lr=0", "greater than 0"]),
+    ("local.momentum=1", ["local.momentum=1", "less than 1"]),
+    ("local.lr_decay=2", ["local.lr_decay=2", "at most 1"]),
+    ("local=3", ["local=3"]),
+    ("weighting=equal", ["weighting=equal", "examples, uniform"]),
+    ("targets=[2]", ["targets=2", "at most 1"]),
+    ("targets=high", ["targets=high", "list"]),
+    ("seed=-1", ["seed=-1", "at least 0"]),
+    ("algorithm=fedntd algorithm.beta=-1", ["algorithm.beta=-1", "at least 0"]),
+    ("algorithm=fedntd algorithm.tau=0", ["algorithm.tau=0", "greater than 0"]),
+    ("algorithm=fedntd algorithm.distance=l2", ["algorithm.distance=l2", "kl, mse"]),
+    ("algorithm=fedprox algorithm.mu=-0.1", ["algorithm.mu=-0.1", "at least 0"]),
+    ("algorithm._target_=no.such.Class", ["algorithm._target_=no.such.Class", "cannot be imported"]),
+    ("hardware.precision=fp16", ["hardware.precision=fp16", "fp32, tf32, bf16, fp64"]),
+    ("hardware.engine=workers2", ["hardware.engine=workers2", "sequential, vectorised"]),
+    ("hardware=cpu hardware.precision=tf32", ["tf32", "CUDA"]),
+    ("hardware.engine=vectorised model=resnet10 hardware=cpu", ["vectorised", "sequential"]),
+    ("forgetting_metric=all eval_interval=2", ["eval_interval=2", "must be 1"]),
+    ("model=resnet10", ["pixels"]),
+    ("partition=natural", ["natural"]),
+    ("partition=file", ["partition.path"]),
+    ("partition=file partition.path=nowhere.npz", ["nowhere.npz"]),
+    ("dataset=mnist dataset.url=ftp://x", ["dataset.url"]),
+    ("dataset=image_folder", ["image_folder", "dataset.root"]),
+    ("data_dir=${oc.env:NO_SUCH_VARIABLE}", ["data_dir", "NO_SUCH_VARIABLE"]),
+    ("num_clients=${nothing}", ["num_clients", "nothing"]),
+    ("alpha=[", ["alpha=["]),
+    ("rounds", ["rounds", "key=value"]),
+    ("resume=nowhere", ["resume=nowhere", "not a run directory"]),
+    ("--multirun resume=nowhere", ["resume", "single run"]),
+    # Several errors are shown at once.
+    ("rounds=0 algorithm=fedntd algorithm.beta=-1 algorithm.tau=0 alpha=0", ["rounds", "beta", "tau", "alpha=0"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), CASES, ids=[case[0] for case in CASES])
+def test_one_message_and_nothing_left(fedexp, tmp_path, arguments, words):
+    answer = fedexp(*arguments.split())
+    assert answer.code == 2, answer.err
+    assert "Traceback" not in answer.err + answer.out
+    assert "Error executing job" not in answer.err
+    for word in words:
+        assert word in answer.err
+    assert answer.err.count("fedexp:") == 1
+    assert [str(path) for path in tmp_path.rglob("*")] == []
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"0": [0, 1], "1": [1, 2]}, ["1"]),
+        ({"0": [0, 1], "1": [2, 5000]}, ["5000"]),
+        ({"0": [0, 1], "1": [-1]}, ["-1"]),
+        ({"0": [0, 1], "1": []}, ["client 1", "no examples"]),
+        ({"0": [0, 1.5], "1": [2]}, ["1.5"]),
+        ({"0": [0, 1]}, ["num_clients=2"]),
+        ("not a mapping", ["parts.json"]),
+    ],
+)
+def test_partition_files(fedexp, tmp_path, parts, words):
+    write_json(tmp_path / "parts.json", parts)
+    answer = fedexp("partition=file", "partition.path=parts.json", "num_clients=2", "participation=1")
+    assert answer.code == 2, answer.err
+    assert "parts.json" in answer.err
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["parts.json"]
+
+
+def test_a_partition_that_cannot_be_drawn(fedexp, tmp_path):
+    answer = fedexp("alpha=0.01", "num_clients=100", "partition.max_draws=50")
+    assert answer.code == 2
+    assert "min_size=" in answer.err
+    assert "Would work" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_cannot_be_written(fedexp, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    answer = fedexp("rounds=1", "hydra.run.dir=file/run")
+    assert answer.code == 2
+    assert "file" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_missing_and_corrupt_data(fedexp, tmp_path, monkeypatch):
+    answer = fedexp("dataset=image_folder", "dataset.root=pictures")
+    assert answer.code == 2
+    assert "pictures" in answer.err
+    for split in ("train", "test"):
+        (tmp_path / "pictures" / split / "cat").mkdir(parents=True)
+        (tmp_path / "pictures" / split / "cat" / "1.png").write_bytes(b"no picture")
+    answer = fedexp("dataset=image_folder", "dataset.root=pictures", "num_clients=1", "participation=1")
+    assert answer.code == 2
+    assert "1.png" in answer.err
+    assert not (tmp_path / "outputs").exists()
+    (tmp_path / "bad.npz").write_bytes(np.random.default_rng(0).bytes(100))
+    answer = fedexp("partition=file", "partition.path=bad.npz")
+    assert answer.code == 2
+    assert "bad.npz" in answer.err

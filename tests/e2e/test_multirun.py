@@ -1,0 +1,86 @@
+"""Sweeps: every job complete, apart from the others, and a failing one does not stop the rest."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import SMALL, assert_same_run
+
+ALGORITHM = """
+from dataclasses import dataclass
+
+from fedexp.algorithms.base import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(FedAvg):
+    def aggregate(self, server, messages, weights, info):
+        raise RuntimeError("the aggregation broke")
+"""
+
+
+def jobs(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "multirun").glob("*/*_digits_*"))
+
+
+def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
+    answer = fedexp("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
+    assert answer.code == 0, answer.err
+    names = [directory.name for directory in jobs(tmp_path)]
+    assert names == [
+        "0_digits_fedavg_seed0",
+        "1_digits_fedavg_seed1",
+        "2_digits_fedntd_seed0",
+        "3_digits_fedntd_seed1",
+    ]
+    for directory in jobs(tmp_path):
+        summary = json.loads((directory / "summary.json").read_text())
+        assert summary["status"] == "completed"
+        assert directory.name.endswith(f"{summary['algorithm']}_seed{summary['seed']}")
+        assert (directory / "figures/curves.png").exists()
+    # The third job in one process is the run that the same options give alone.
+    assert fedexp("algorithm=fedntd", "rounds=2", "hydra.run.dir=alone", *SMALL).code == 0
+    assert_same_run(jobs(tmp_path)[2], tmp_path / "alone")
+
+
+def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, monkeypatch):
+    (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
+    (tmp_path / "own/algorithm").mkdir(parents=True)
+    (tmp_path / "own/algorithm/broken.yaml").write_text("# Broken.\n_target_: broken_algorithm.Broken\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    answer = fedexp("--multirun", "--config-dir", "own", "algorithm=fedavg,broken,fedprox", "rounds=1", *SMALL)
+    assert answer.code == 1
+    good, bad, last = jobs(tmp_path)
+    assert json.loads((good / "summary.json").read_text())["status"] == "completed"
+    assert json.loads((last / "summary.json").read_text())["status"] == "completed"
+    assert json.loads((bad / "summary.json").read_text())["status"] == "failed"
+    report = (bad / "error.txt").read_text()
+    assert "Traceback" in report
+    assert "the aggregation broke" in report
+    assert "Traceback" not in answer.err
+
+
+def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
+    answer = fedexp("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
+    assert answer.code == 2
+    good, bad = jobs(tmp_path)
+    assert json.loads((good / "summary.json").read_text())["status"] == "completed"
+    assert "alpha=-1.0: must be" in (bad / "error.txt").read_text()
+    assert not (bad / "rounds.csv").exists()
+
+
+def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
+    pytest.importorskip("wandb")
+    answer = fedexp("--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL)
+    assert answer.code == 0, answer.err
+    identities, seeds = set(), []
+    for directory in jobs(tmp_path):
+        (offline,) = (directory / "wandb").glob("offline-run-*")
+        identities.add(offline.name.rsplit("-", 1)[1])
+        seeds.append(yaml.safe_load((directory / "config.yaml").read_text())["seed"])
+        assert list(offline.glob("*.wandb"))
+    assert len(identities) == 2
+    assert seeds == [0, 1]
+    assert not (tmp_path / "wandb").exists()
+    assert answer.err.count("wandb sync") == 2

@@ -1,0 +1,131 @@
+"""What one run leaves behind, and that the same command gives the same run."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import yaml
+from helpers import SMALL, assert_same_run, table
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from fedexp.metrics.history import load_history
+
+
+def test_run_directory_is_complete(fedexp, tmp_path):
+    answer = fedexp("algorithm=fedntd", "partition=lda", "alpha=0.1", "rounds=3", "targets=[0.1,0.99]", *SMALL)
+    assert answer.code == 0, answer.err
+    (directory,) = (tmp_path / "outputs").glob("*/*")
+    rounds = pd.read_csv(directory / "rounds.csv")
+    named = ["round", "test_accuracy", "test_loss", "train_loss", "lr", "forgetting", "round_forgetting"]
+    assert rounds.columns[:7].tolist() == named
+    assert rounds["round"].tolist() == [0, 1, 2, 3]
+    assert rounds["train_loss"].isna().tolist() == [True, False, False, False]
+    np.testing.assert_allclose(rounds["lr"][1:], [0.05, 0.05 * 0.99, 0.05 * 0.99**2], rtol=1e-12)
+
+    # The three views of accuracy agree: per class, per round, summary.
+    classes = pd.read_csv(directory / "class_accuracy.csv")
+    assert classes.columns.tolist() == ["round", "class", "accuracy"]
+    totals = examples_per_class()
+    per_class = classes.pivot(index="round", columns="class", values="accuracy").to_numpy()
+    np.testing.assert_allclose(per_class @ totals / totals.sum(), rounds["test_accuracy"], rtol=0, atol=1e-12)
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["accuracy"] == rounds["test_accuracy"].iloc[-1]
+    assert summary["best_accuracy"] == rounds["test_accuracy"][1:].max()
+    # F by its definition (FedNTD Eq. 5), from the file alone.
+    expected = (per_class[1:-1].max(0) - per_class[-1]).mean()
+    np.testing.assert_allclose([summary["forgetting"], rounds["forgetting"].iloc[-1]], expected, atol=1e-12)
+    drops = np.maximum(0, per_class[1:-1] - per_class[2:]).mean(1)
+    np.testing.assert_allclose(summary["round_forgetting"], drops.mean(), atol=1e-12)
+    assert summary["rounds_to_target"]["0.99"] is None
+    assert summary["rounds_to_target"]["1.0*best"] == int(rounds["test_accuracy"][1:].idxmax())
+    needed = {"status", "algorithm", "dataset", "accuracy", "best_accuracy", "forgetting", "round_forgetting"}
+    needed |= {"rounds_to_target", "rounds", "seed", "seconds", "train_samples_per_second", "versions", "commit"}
+    assert needed | {"hardware"} <= summary.keys()
+
+    clients = pd.read_csv(directory / "clients.csv")
+    assert clients.groupby("round").size().tolist() == [4, 4, 4]
+    partition = np.load(directory / "partition.npz")
+    assert (clients["examples"] == partition["sizes"][clients["client"]]).all()
+    assert partition["counts"].sum() == 1437
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    assert config["algorithm"]["beta"] == 1.0
+    assert config["choices"]["algorithm"] == "fedntd"
+    overrides = yaml.safe_load((directory / ".hydra/overrides.yaml").read_text())
+    assert "alpha=0.1" in overrides
+    pictures = {"class_accuracy", "class_accuracy_normalised", "curves", "data_distribution"}
+    assert pictures <= {path.stem for path in (directory / "figures").glob("*.png")}
+    assert (directory / "checkpoint/latest.pt").exists()
+    assert "rounds.csv" in answer.out
+    assert "class_accuracy.png" in answer.out
+
+
+def examples_per_class() -> np.ndarray:
+    """Of the test set of digits: a stratified fifth."""
+    labels = load_digits().target
+    return np.bincount(train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[1])
+
+
+def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
+    for name in "ab":
+        answer = fedexp("rounds=3", "forgetting_metric=all", f"hydra.run.dir={name}", *SMALL)
+        assert answer.code == 0, answer.err
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_algorithms_see_the_same_partition_and_cohorts(fedexp, tmp_path):
+    for name in ("fedavg", "fedprox", "fedntd"):
+        assert fedexp(f"algorithm={name}", "rounds=2", f"hydra.run.dir={name}", *SMALL).code == 0
+    partitions = [str(np.load(tmp_path / n / "partition.npz")["hash"]) for n in ("fedavg", "fedprox", "fedntd")]
+    assert len(set(partitions)) == 1
+    cohorts = [
+        table(tmp_path / n, "clients.csv")[["round", "client", "steps"]] for n in ("fedavg", "fedprox", "fedntd")
+    ]
+    pd.testing.assert_frame_equal(cohorts[0], cohorts[1])
+    pd.testing.assert_frame_equal(cohorts[0], cohorts[2])
+    losses = [table(tmp_path / n, "clients.csv")["train_loss"] for n in ("fedavg", "fedprox", "fedntd")]
+    assert not losses[0].equals(losses[1])
+    assert not losses[0].equals(losses[2])
+
+
+def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
+    assert fedexp("rounds=1", "hydra.run.dir=first", *SMALL).code == 0
+    small = [option for option in SMALL if not option.startswith("min_size")]
+    again = ("partition=file", "partition.path=first/partition.npz", "seeds.partition=9", "hydra.run.dir=second")
+    answer = fedexp("rounds=1", *again, *small)
+    assert answer.code == 0, answer.err
+    assert_same_run(tmp_path / "first", tmp_path / "second")
+
+
+def test_rounds_without_evaluation_have_empty_cells(fedexp, tmp_path):
+    assert fedexp("rounds=5", "eval_interval=2", "hydra.run.dir=run", *SMALL).code == 0
+    rounds = pd.read_csv(tmp_path / "run/rounds.csv")
+    assert rounds["test_accuracy"].notna().tolist() == [True, False, True, False, True, True]
+    assert rounds["train_loss"].notna().tolist() == [False, True, True, True, True, True]
+    assert load_history(tmp_path / "run").rounds == [0, 2, 4, 5]
+
+
+def test_metrics_can_be_computed_from_the_files_later(fedexp, tmp_path):
+    """A run that logged everything, against the pure functions on its files."""
+    assert fedexp("rounds=3", "forgetting_metric=all", "hydra.run.dir=run", *SMALL).code == 0
+    history = load_history(tmp_path / "run")
+    rounds, clients = (pd.read_csv(tmp_path / "run" / name) for name in ("rounds.csv", "clients.csv"))
+    last = clients[clients["round"] == 3]
+    assert history.sampled[-1].tolist() == last["client"].tolist()
+    share = history.counts[history.sampled[-1]] / history.counts[history.sampled[-1]].sum(1, keepdims=True)
+    inside = (share * history.local_class_accuracy[-1]).sum(1)
+    np.testing.assert_allclose(last["in_local_accuracy"], inside, atol=1e-12)
+    np.testing.assert_allclose(rounds["in_local_accuracy"].iloc[-1], inside.mean(), atol=1e-12)
+    before = history.class_accuracy[2]
+    drop = np.maximum(0, before - history.local_class_accuracy[-1]).mean(1)
+    np.testing.assert_allclose(last["local_round_forgetting"], drop, atol=1e-12)
+
+
+def test_divergence_is_a_result(fedexp, tmp_path):
+    answer = fedexp("rounds=5", "local.lr=1e30", "hydra.run.dir=run", *SMALL)
+    assert answer.code == 0, answer.err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "diverged"
+    assert summary["rounds"] < 5
+    assert (tmp_path / "run/figures/curves.png").exists()

@@ -1,0 +1,245 @@
+"""Every option composes and builds; what is wrong with a configuration is said once, completely and in its own words.
+
+`python tests/test_build.py --write` renews golden/options.txt, the list of everything that a user can set.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fedexp.build import GROUPS, build, convert, find_class
+from fedexp.errors import ConfigError
+from fedexp.explain import known_keys, list_groups, list_options
+from world import CONF, composed
+
+SURFACE = Path(__file__).parent / "golden" / "options.txt"
+OPTIONS = [(group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])]
+NEEDED = {"file": ["partition.path=parts.json"]}  # options that are incomplete by themselves
+
+
+def errors_of(*overrides: str) -> list[str]:
+    """The lines of the ConfigError that a configuration gives."""
+    with pytest.raises(ConfigError) as error:
+        build(composed(*overrides))
+    return str(error.value).splitlines()
+
+
+# --- every option
+
+
+def test_groups_of_conf_are_those_that_are_built():
+    assert tuple(list_groups([CONF])) == GROUPS
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
+def test_every_option_composes_and_builds(group, option):
+    config = composed(f"{group}={option}", *NEEDED.get(option, []))
+    built = build(config)
+    expected = find_class(config[group]["_target_"], group)
+    assert type(built.groups[group]) is expected
+    assert all(built.groups[other] is not None for other in GROUPS)
+
+
+@pytest.mark.parametrize("option", list_options("model", [CONF]))
+def test_every_model_runs_on_colour_images(option):
+    model = build(composed(f"model={option}")).groups["model"]
+    network = model.build((3, 32, 32), 7)
+    output = network(torch.zeros(2, 3, 32, 32))
+    assert output.logits.shape == (2, 7)
+    norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    assert model.mixes_examples == bool(norms)
+
+
+def test_option_surface():
+    """A new, renamed or lost knob is to be seen in a diff: python tests/test_build.py --write."""
+    assert sorted(known_keys(CONF, [])) == SURFACE.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_key_of_a_composed_configuration_is_in_the_surface():
+    known = set(known_keys(CONF, []))
+
+    def keys(node: dict[str, Any], prefix: str = "") -> set[str]:
+        found = {prefix + name for name in node}
+        return found.union(*(keys(v, f"{prefix}{k}.") for k, v in node.items() if isinstance(v, dict)))
+
+    for group, option in OPTIONS:
+        config = OmegaConf.to_container(composed(f"{group}={option}", *NEEDED.get(option, [])))
+        assert keys(config) <= known, (group, option)
+
+
+# --- values that reach the objects
+
+
+def test_seed_sets_all_purposes_and_each_can_be_set():
+    seeds = build(composed("seed=3", "seeds.sampling=5")).seeds
+    assert (seeds.partition, seeds.sampling, seeds.training) == (3, 5, 3)
+
+
+def test_values_of_the_command_line_arrive():
+    built = build(
+        composed("alpha=0.3", "algorithm=fedntd", "algorithm.tau=3", "targets=[0.5,1]", "local.lr=0.2", "dataset=mnist")
+    )
+    assert built.groups["partition"].alpha == 0.3
+    assert built.groups["algorithm"].tau == 3.0
+    assert isinstance(built.groups["algorithm"].tau, float)
+    assert built.settings.targets == [0.5, 1.0]
+    assert (built.local.lr, built.local.epochs) == (0.2, 3)  # epochs: mnist's own
+
+
+def test_dataset_brings_its_protocol():
+    """`_self_` stands first in the defaults, so that an option's values win over those of config.yaml."""
+    digits, cifar = build(composed()), build(composed("dataset=cifar10"))
+    assert (digits.settings.num_clients, digits.settings.rounds, digits.local.batch_size) == (20, 30, 20)
+    assert (cifar.settings.num_clients, cifar.settings.rounds, cifar.local.batch_size) == (100, 200, 50)
+
+
+# --- messages
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["local.batch_size=0"], "local.batch_size=0: must be at least 1"),
+        (["local.batch_size=1.5"], "local.batch_size=1.5: must be an integer"),
+        (["local.lr=fast"], "local.lr=fast: must be a number"),
+        (["local.lr=0"], "local.lr=0.0: must be a finite number greater than 0"),
+        (["local.lr=inf"], "local.lr=inf: must be a finite number greater than 0"),
+        (["local.lr=null"], "local.lr=None: must be a number"),
+        (["local.momentum=1"], "local.momentum=1.0: must be at least 0 and less than 1"),
+        (["local.weight_decay=-1"], "local.weight_decay=-1.0: must be finite and at least 0"),
+        (["participation=0"], "participation=0.0: must be greater than 0 and at most 1"),
+        (["participation=1.1"], "participation=1.1: must be greater than 0 and at most 1"),
+        (["participation=nan"], "participation=nan: must be greater than 0 and at most 1"),
+        (["rounds=0"], "rounds=0: must be at least 1"),
+        (["num_clients=0"], "num_clients=0: must be at least 1"),
+        (["augment=maybe"], "augment=maybe: must be true or false"),
+        (["targets=[50]"], "targets=50.0: must be a list of numbers greater than 0 and at most 1"),
+        (["targets=0.5"], "targets=0.5: must be a list of values that are each a number"),
+        (["hardware.threads=0"], "hardware.threads=0: must be at least 1, or null"),
+        (["hardware.threads=many"], "hardware.threads=many: must be an integer, or null"),
+        (["hardware.precision=fp61"], "hardware.precision=fp61: must be one of fp32, tf32, bf16, fp64"),
+        (["weighting=example"], "weighting=example: must be one of examples, uniform (nearest: 'examples')"),
+        (["alpha=0"], "alpha=0"),
+        (["algorithm=fedntd", "algorithm.beta=-1"], "algorithm.beta=-1.0: must be finite and at least 0"),
+        (["algorithm=fedntd", "algorithm.tau=0"], "algorithm.tau=0.0: must be finite and greater than 0"),
+        (
+            ["algorithm=fedntd", "algorithm.distance=kI"],
+            "algorithm.distance=kI: must be one of kl, mse (nearest: 'kl')",
+        ),
+        (["+algorithm.muu=1"], "algorithm.muu: no such key; known: none"),
+        (["algorithm=fedprox", "+algorithm.muu=1"], "algorithm.muu: no such key (nearest: 'mu'); known: mu"),
+        (["algorithm=fedprox", "~algorithm.mu"], "algorithm.mu: is missing"),
+        (
+            ["algorithm._target_=fedexp.hardware.FedAvg"],
+            "algorithm._target_=fedexp.hardware.FedAvg: cannot be imported",
+        ),
+        (["algorithm._target_=os.path"], "algorithm._target_=os.path: must be a dataclass"),
+        (["algorithm._target_=nowhere"], "algorithm._target_=nowhere: cannot be imported"),
+        (["+dataset.augmentation.flop=true"], "dataset.augmentation.flop: no such key (nearest: 'flip')"),
+        (["dataset.augmentation.cutout=-1"], "dataset.augmentation.cutout=-1: must be at least 0"),
+        (["dataset.std=[0]"], "dataset.std=(0.0,): must be greater than 0"),
+        (["seeds.sampling=-1"], "seeds.sampling (default: seed)=-1: must be an integer of at least 0"),
+        (["seeds.partition=${nope}"], "seeds.partition: Interpolation key 'nope' not found"),
+        (["seed=???"], "seed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_has_one_line_that_names_the_key(overrides, message):
+    (line,) = errors_of(*overrides)
+    assert line.startswith(message)
+
+
+def test_all_errors_are_shown_at_once():
+    """From every part of the configuration, and several of one part, each on its own line."""
+    lines = errors_of(
+        "rounds=zero", "local.lr=x", "local.epochs=1.5", "algorithm=fedprox", "algorithm.mu=-1", "hardware.device=tpu"
+    )
+    keys = [re.split("[=:]", line)[0] for line in lines]
+    assert sorted(keys) == ["algorithm.mu", "hardware.device", "local.epochs", "local.lr", "rounds"]
+
+
+def test_a_shared_wrong_value_is_reported_once_a_key():
+    assert errors_of("seed=x") == [
+        "seeds.partition=x: must be an integer",
+        "seeds.sampling=x: must be an integer",
+        "seeds.training=x: must be an integer",
+        "seed=x: must be an integer",
+    ]
+
+
+# --- conversion
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "expected"),
+    [
+        (float, 1, 1.0),
+        (float, "0.1", 0.1),
+        (float, "1e-3", 1e-3),
+        (int, "7", 7),
+        (int | None, None, None),
+        (int | None, 3, 3),
+        (str | None, None, None),
+        (str, 8, "8"),
+        (str, True, "True"),
+        (bool, "false", False),
+        (list[float], [], []),
+        (list[float], [1, 0.5], [1.0, 0.5]),
+        (tuple[float, ...], [1, 2], (1.0, 2.0)),
+        (tuple[int, ...], [32, 64], (32, 64)),
+        (Any, {"a": [1]}, {"a": [1]}),
+    ],
+)
+def test_values_are_converted(annotation, value, expected):
+    result = convert(annotation, value, "key")
+    assert (result, type(result)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "message"),
+    [
+        (int, 1.5, "key=1.5: must be an integer"),
+        (int, True, "key=True: must be an integer"),
+        (int, None, "key=None: must be an integer"),
+        (float, "a", "key=a: must be a number"),
+        (float, [1.0], "key=[1.0]: must be a number"),
+        (float, True, "key=True: must be a number"),
+        (bool, 2.5, "key=2.5: must be true or false"),
+        (str, None, "key=None: must be a text"),
+        (str, ["a"], "key=['a']: must be a text"),
+        (int | None, "a", "key=a: must be an integer, or null"),
+        (list[float], 1.0, "key=1.0: must be a list of values that are each a number"),
+        (list[float], ["a"], "key=['a']: must be a list of values that are each a number"),
+        (tuple[int, ...], [1.5], "key=[1.5]: must be a list of values that are each an integer"),
+    ],
+)
+def test_wrong_types_are_refused_in_words(annotation, value, message):
+    with pytest.raises(ConfigError) as error:
+        convert(annotation, value, "key")
+    assert str(error.value) == message
+
+
+def test_algorithm_of_another_package(tmp_path, monkeypatch):
+    (tmp_path / "their_package.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedexp.algorithms.base import FedAvg\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Theirs(FedAvg):\n"
+        "    rho: float\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    target = "algorithm._target_=their_package.Theirs"
+    algorithm = build(composed(target, "+algorithm.rho=2")).groups["algorithm"]
+    assert (type(algorithm).__name__, algorithm.rho) == ("Theirs", 2.0)
+    assert errors_of(target) == ["algorithm.rho: is missing"]
+    assert errors_of(target, "+algorithm.rho=x") == ["algorithm.rho=x: must be a number"]
+
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["--write"], "usage: python tests/test_build.py --write"
+    SURFACE.write_text("\n".join(sorted(known_keys(CONF, []))) + "\n", encoding="utf-8")

@@ -1,0 +1,120 @@
+"""CONTRIBUTING.md, followed to the letter: its files are written out of tree and its commands are run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedexp.data.augment import Augmentation
+from fedexp.data.datasets import Digits
+
+PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```sh\n(PYTHONPATH=\. fedexp .*?)\n```$", re.MULTILINE)
+# Small, and the same for every run, so that runs can be compared.
+SMALL = ["tracker=none", "rounds=2", "local.epochs=1", "hardware=cpu", "hardware.threads=1", "min_size=1"]
+
+
+def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as the page does: in the directory of one's own package, which PYTHONPATH names."""
+    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "fedexp", *arguments]
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """The page's command that chooses an option of `group`."""
+    (line,) = [c for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8")) if f" {group}=" in c]
+    variable, program, *arguments = shlex.split(line)
+    assert (variable, program) == ("PYTHONPATH=.", "fedexp")
+    return fedexp(directory, *arguments, *SMALL, *more)
+
+
+def rounds(directory: Path) -> pd.DataFrame:
+    """rounds.csv without the columns that depend on the clock."""
+    table = pd.read_csv(directory / "rounds.csv")
+    return table[[c for c in table if not c.endswith(("_seconds", "_per_second")) and c != "seconds"]]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the package and the yaml files of the page."""
+    directory = tmp_path_factory.mktemp("out_of_tree")
+    written = FILES.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(written) == 6, [path for path, _ in written]
+    for path, text in written:
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(text, encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reference(workplace: Path) -> pd.DataFrame:
+    """FedAvg with fedexp's own options."""
+    done = fedexp(workplace, *SMALL, "hydra.run.dir=reference")
+    assert done.returncode == 0, done.stderr
+    return rounds(workplace / "reference")
+
+
+def test_algorithm(workplace: Path, reference: pd.DataFrame):
+    done = follow(workplace, "algorithm", "hydra.run.dir=smoothed")
+    assert done.returncode == 0, done.stderr
+    smoothed = rounds(workplace / "smoothed")
+    # From the same initial model, another loss already in the first round.
+    assert smoothed["test_loss"][0] == reference["test_loss"][0]
+    assert (smoothed["train_loss"][1:] != reference["train_loss"][1:]).all()
+
+
+def test_metric_and_the_zero_limit_of_the_algorithm(workplace: Path, reference: pd.DataFrame):
+    # One run for both claims: the metric adds a column, and smoothing=0 computes exactly what FedAvg does.
+    done = follow(
+        workplace, "forgetting_metric", "algorithm=smoothed", "algorithm.smoothing=0", "hydra.run.dir=measured"
+    )
+    assert done.returncode == 0, done.stderr
+    table = rounds(workplace / "measured")
+    pd.testing.assert_frame_equal(table.drop(columns="worst_class_forgetting"), reference, check_exact=True)
+    accuracy = pd.read_csv(workplace / "measured" / "class_accuracy.csv").pivot(
+        index="round", columns="class", values="accuracy"
+    )
+    # After two rounds the only earlier model, the initial one excluded, is that of round 1.
+    assert table["worst_class_forgetting"].isna().tolist() == [True, True, False]
+    assert table["worst_class_forgetting"][2] == (accuracy.loc[1] - accuracy.loc[2]).max()
+
+
+def test_data_set(workplace: Path):
+    none = Augmentation(crop_padding=0, padding_mode="zero", flip=False, cutout=0, rotation=0.0)
+    digits = Digits(
+        name="digits", data_dir=".", mean=(0.5,), std=(0.5,), augmentation=none, test_fraction=0.2, split_seed=0
+    ).read()
+    arrays = {"classes": np.array(["zero", "one", "two", "three"])}
+    for split in ("train", "test"):
+        few = digits[f"y_{split}"] < 4
+        arrays |= {f"x_{split}": digits[f"x_{split}"][few] * np.uint8(15), f"y_{split}": digits[f"y_{split}"][few]}
+
+    missing = follow(workplace, "dataset", "hydra.run.dir=missing")
+    assert missing.returncode == 2
+    assert "npz_images.npz cannot be read" in missing.stderr
+    assert not (workplace / "missing").exists()
+
+    np.savez(workplace / "npz_images.npz", **arrays)
+    done = follow(workplace, "dataset", "participation=1", "hydra.run.dir=images")
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(workplace / "images" / "class_accuracy.csv")
+    assert table["class"].nunique() == 4
+    clients = pd.read_csv(workplace / "images" / "clients.csv")
+    assert clients["client"].nunique() == 10, "num_clients of the yaml"
+    assert clients[clients["round"] == 1]["examples"].sum() == len(arrays["y_train"])
+
+
+def test_own_options_are_in_the_help_and_checked_like_ours(workplace: Path):
+    shown = fedexp(workplace, "--help", "--config-dir", "conf_mine")
+    assert "FedAvg with label smoothing on the clients" in shown.stdout
+    wrong = follow(workplace, "algorithm", "algorithm.smoothing=1.5", "hydra.run.dir=wrong")
+    assert wrong.returncode == 2
+    assert "algorithm.smoothing=1.5: must be at least 0 and less than 1" in wrong.stderr

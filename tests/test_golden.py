@@ -1,0 +1,103 @@
+"""Golden trajectories: short runs in float64 on real digits give the numbers that are committed in golden/.
+
+A change that moves them changes what every user measures: it has to be meant. Renew with
+`python tests/test_golden.py --write` and say why in the changelog.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.build import build
+from fedexp.experiment import Experiment
+from fedexp.prepare import prepare
+from fedexp.run import evaluate, play_round
+from world import advance, composed
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMON = [
+    "tracker=none",
+    "hardware=cpu",
+    "hardware.precision=fp64",
+    "hardware.threads=1",
+    "num_clients=6",
+    "participation=0.5",
+    "rounds=3",
+    "local.epochs=1",
+    "alpha=0.3",
+]
+RUNS = {
+    "fedavg": ["algorithm=fedavg"],
+    "fedprox": ["algorithm=fedprox", "algorithm.mu=1.0"],
+    "fedntd": ["algorithm=fedntd", "algorithm.tau=2.0"],
+    "fedntd_mse": ["algorithm=fedntd", "algorithm.distance=mse", "algorithm.beta=0.01"],
+    "fedntd_sharding_uniform": ["algorithm=fedntd", "partition=sharding", "weighting=uniform", "shards_per_client=5"],
+}
+
+
+def trajectory(experiment: Experiment) -> list[dict[str, float]]:
+    """One row a round, from the initial model on."""
+    totals = torch.bincount(experiment.bench.data.y_test).numpy()
+    state, rows = experiment.initial_state(), []
+    evaluation, train_loss = evaluate(experiment, state.server), float("nan")
+    while True:
+        correct = evaluation.class_correct.numpy()
+        row = {"round": state.round, "test_accuracy": correct.sum() / totals.sum(), "test_loss": float(evaluation.loss)}
+        row |= {"train_loss": train_loss} | {f"class_{c}": a for c, a in enumerate(correct / totals)}
+        rows.append({key: float(value) for key, value in row.items()})
+        if state.round == experiment.settings.rounds:
+            return rows
+        result = play_round(experiment, state)
+        advance(state, result)
+        evaluation, train_loss = result.evaluation, result.train_loss
+
+
+def compute(name: str, *overrides: str) -> list[dict[str, float]]:
+    common = [o for o in COMMON if not (o.startswith("alpha") and "partition=sharding" in RUNS[name])]
+    return trajectory(prepare(build(composed(*common, *RUNS[name], *overrides))).experiment)
+
+
+def read(name: str) -> list[dict[str, float]]:
+    with open(GOLDEN / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """Gives the process its threads back: `prepare` sets them."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+# The vectorised engine once: test_algorithms.py compares the engines for every algorithm.
+@pytest.mark.parametrize(("name", "engine"), [*((name, "sequential") for name in RUNS), ("fedntd", "vectorised")])
+def test_golden_trajectory(name, engine):
+    """Accuracies exactly; losses to 1e-9, which leaves room for another order of summation, not for another method."""
+    actual, expected = compute(name, f"hardware.engine={engine}"), read(name)
+    assert [list(row) for row in actual] == [list(row) for row in expected]
+    for got, wanted in zip(actual, expected, strict=True):
+        for key in got:
+            tolerance = 1e-9 if key.endswith("loss") else 0.0
+            np.testing.assert_allclose(got[key], wanted[key], rtol=tolerance, atol=0, err_msg=f"{key} in {wanted}")
+
+
+def test_golden_runs_differ_and_learn():
+    """Guards against files written from something that does not train."""
+    last = {name: read(name)[-1] for name in RUNS}
+    assert len({row["test_loss"] for row in last.values()}) == len(RUNS)
+    assert all(row["test_loss"] < read(name)[0]["test_loss"] for name, row in last.items())
+
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["--write"], "usage: python tests/test_golden.py --write"
+    for run_name in RUNS:
+        table = compute(run_name)
+        with open(GOLDEN / f"{run_name}.csv", "w", newline="", encoding="utf-8") as output:
+            writer = csv.DictWriter(output, list(table[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({k: int(v) if k == "round" else repr(v) for k, v in row.items()} for row in table)

@@ -1,0 +1,101 @@
+"""`fedexp --help`: complete, true to the configuration, and quick (nothing heavy is imported for it)."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from fedexp.build import build
+from fedexp.cli import config_directories
+from fedexp.explain import list_groups, list_options
+from fedexp.help import EXAMPLES, KNOBS, help_text
+
+CONF = Path(__file__).parents[1] / "conf"
+TEXT = help_text(CONF, [])
+OPTIONS = [(group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])]
+KNOB = re.compile(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)")
+# Knobs that exist only beside some option, and what stands for a value that a text cannot give.
+COMPANIONS = {"shards_per_client": ["partition=sharding"], "algorithm.beta": ["algorithm=fedntd"]}
+COMPANIONS |= {"algorithm.tau": ["algorithm=fedntd"], "algorithm.mu": ["algorithm=fedprox"]}
+
+
+def section(group: str) -> list[str]:
+    """The lines of one group in the help."""
+    after = TEXT.split(f"\n  {group}\n", 1)[1]
+    return re.match(r"(?:   .*\n)*", after).group().splitlines()
+
+
+def check(overrides: list[str]) -> None:
+    """Composes and checks a configuration as a run would."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        build(compose("config", overrides))
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
+def test_every_option_has_a_description(group: str, option: str):
+    (line,) = [line for line in section(group) if line[4:].split()[0] == option]
+    assert len(line[4:].split()) > 3, line
+
+
+def test_the_stars_are_the_defaults():
+    starred = {
+        group: line.split()[0].lstrip("*")
+        for group in list_groups([CONF])
+        for line in section(group)
+        if "*" in line[:4]
+    }
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        choices = compose("config", return_hydra_config=True).hydra.runtime.choices
+    assert starred == {group: choices[group] for group in list_groups([CONF])}
+
+
+@pytest.mark.parametrize("knob", KNOB.findall(KNOBS), ids="=".join)
+def test_every_knob_exists_and_takes_its_value(knob: tuple[str, str]):
+    key, value = knob
+    if key.startswith("hydra."):
+        pytest.skip("Hydra's own")
+    check([*COMPANIONS.get(key, []), f"{key}={value}"])
+
+
+def test_seed_knobs_exist():
+    names = re.findall(r"seeds\.[a-z]+", KNOBS)
+    assert len(names) == 3
+    check([f"{name}=7" for name in names])
+
+
+def test_five_examples_that_are_valid():
+    commands = re.findall(r"^  fedexp ?(.*?)(?:  .*)?$", EXAMPLES, re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        words = [word for word in command.split() if word != "--multirun"]
+        check([word.split(",")[0] for word in words])
+
+
+def test_own_groups_are_listed(tmp_path: Path):
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "mine.yaml").write_text("# A method of my own.\n_target_: mine.Mine\n")
+    for flag in (["--config-dir", str(tmp_path)], [f"--config-dir={tmp_path}"], ["-cd", str(tmp_path)]):
+        text = help_text(CONF, config_directories(["algorithm=mine", *flag, "--help"]))
+        assert re.search(r"^ +mine +A method of my own\.$", text, re.MULTILINE), flag
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["--cfg", "job"], ["algorithm=fedntd", "--cfg", "job"]], ids=" ".join
+)
+def test_answers_without_importing_anything_heavy(arguments: list[str], tmp_path: Path):
+    """What makes the start slow is torch and its kin; a clock would measure the machine instead."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['fedexp', *{arguments!r}]\n"
+        "from fedexp.cli import main\n"
+        "code = main()\n"
+        "heavy = {'torch', 'torchvision', 'pandas', 'sklearn', 'matplotlib', 'wandb', 'numpy'} & sys.modules.keys()\n"
+        "sys.exit(f'imported {sorted(heavy)}' if heavy else code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert not list(tmp_path.iterdir()), "neither leaves anything behind"

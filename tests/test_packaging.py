@@ -1,0 +1,87 @@
+"""The built wheel, installed into a clean environment and used from another directory (needs a package index)."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    """Standard output of a command that succeeds, run without a trace of the checkout in its environment."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("FEDEXP_")}
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def conf_files() -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sdist, the wheel built from it, and in direct/ the wheel built from the checkout."""
+    out = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
+    call(sys.executable, "-m", "build", "--wheel", "--outdir", out / "direct", ROOT, cwd=out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def environment(built: Path) -> Iterator[Path]:
+    """bin/ of a new environment in which only the wheel and its dependencies are; removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fedexp-wheel-") as folder:
+        venv.create(folder, with_pip=True)
+        (wheel,) = (built / "direct").glob("*.whl")
+        binaries = Path(folder, "bin")
+        call(binaries / "python", "-m", "pip", "install", "--quiet", wheel, cwd=built)
+        yield binaries
+
+
+def test_contents(built: Path):
+    (sdist,), (from_sdist,), (direct,) = built.glob("*.tar.gz"), built.glob("*.whl"), (built / "direct").glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        packed = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    tests = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
+    assert conf_files() | tests | {"README.md", "LICENSE", "CONTRIBUTING.md", "Makefile"} <= packed
+    strays = {name for name in packed if name.startswith((".venv", "data", "outputs", "multirun", "build", "dist"))}
+    assert not strays
+
+    # Whichever way the wheel is built, it has the same files, all of conf/ among them and nothing beside the package.
+    assert names(from_sdist) == names(direct)
+    assert {f"fedexp/{name}" for name in conf_files()} <= names(direct)
+    assert {name.split("/")[0].split("-")[0] for name in names(direct)} == {"fedexp"}
+
+
+def test_runs_from_another_directory(environment: Path, tmp_path: Path):
+    where = "import fedexp.cli as c; print(c.__file__, c.conf_directory(), sep='\\n')"
+    for line in call(environment / "python", "-c", where, cwd=tmp_path).splitlines():
+        assert Path(line).is_relative_to(environment.parent.resolve()), "code and conf/ come from the wheel"
+
+    shown = yaml.safe_load(call(environment / "fedexp", "--cfg", "job", cwd=tmp_path))
+    assert shown["dataset"]["name"] == "digits"
+
+    call(environment / "fedexp", "tracker=none", "rounds=2", "hydra.run.dir=run", cwd=tmp_path)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("completed", 2)
+    assert summary["commit"] is None, "a wheel has no checkout"
+    assert (tmp_path / "run" / "figures" / "curves.png").exists()
