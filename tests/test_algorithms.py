@@ -267,7 +267,7 @@ def test_cohort_order_does_not_matter(row, engine):
     state = play(experiment, 1)
     cohort, order = assemble(experiment, state, 2), [2, 0, 3, 1]
     parts = (cohort.clients, cohort.schedules, cohort.states, cohort.plans)
-    permuted = Cohort(*([part[i] for i in order] for part in parts))
+    permuted = Cohort(2, *([part[i] for i in order] for part in parts))
     straight, turned = (train(engine, experiment, state, c) for c in (cohort, permuted))
     assert_equal(turned.messages, tree.map(lambda leaf: leaf[order], straight.messages), atol=1e-13)
     assert_equal(turned.states, [straight.states[i] for i in order], atol=1e-13)

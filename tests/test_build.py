@@ -155,12 +155,12 @@ def test_bad_input_has_one_line_that_names_the_key(overrides, message):
 
 
 def test_all_errors_are_shown_at_once():
-    """From every part of the configuration, and several of one part, each on its own line."""
-    lines = errors_of(
-        "rounds=zero", "local.lr=x", "local.epochs=1.5", "algorithm=fedprox", "algorithm.mu=-1", "hardware.device=tpu"
-    )
-    keys = [re.split("[=:]", line)[0] for line in lines]
-    assert sorted(keys) == ["algorithm.mu", "hardware.device", "local.epochs", "local.lr", "rounds"]
+    """Wrong types and values out of range, from every part and several of one part, each on its own line."""
+    local = ["local.lr=0", "local.batch_size=0", "local.momentum=2"]
+    others = ["rounds=zero", "algorithm=fedntd", "algorithm.tau=0", "algorithm.beta=-1", "hardware.device=tpu"]
+    keys = [re.split("[=:]", line)[0] for line in errors_of(*local, *others)]
+    wrong = [*local, *(key for key in others if key != "algorithm=fedntd")]
+    assert sorted(keys) == sorted(key.split("=")[0] for key in wrong)
 
 
 def test_a_shared_wrong_value_is_reported_once_a_key():

@@ -256,7 +256,7 @@ class Failing(FedAvg):
 def test_failure_names_client_and_hook(hook):
     experiment = make_experiment(Failing(hook=hook))
     first = assemble(experiment, experiment.initial_state(), 1).clients[0]
-    with pytest.raises(ClientFailure, match=f"client {first}, in {hook} of Failing: by the test") as failure:
+    with pytest.raises(ClientFailure, match=f"round 1, client {first}, in {hook} of Failing: by the test") as failure:
         play(experiment, 1)
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
 

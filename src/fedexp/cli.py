@@ -75,7 +75,7 @@ def run_hydra(arguments: list[str]) -> int:
 
     try:
         hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
         return say(explain(error, conf_directory(), config_directories(arguments)))
     except OSError as error:
         return say(f"{error.filename}: cannot be written ({error.strerror})")

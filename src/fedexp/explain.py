@@ -20,6 +20,9 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
         return unknown_key(found.group(1).split("@")[0], conf, extra)
     if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
         return unknown_key(found.group(2), conf, extra)
+    if text.startswith("Config group override must be a string"):
+        groups = ", ".join(list_groups([conf, *extra]))
+        return f"a group takes the name of one of its options, such as algorithm=fedntd; groups: {groups}"
     if override := getattr(error, "override", None):
         return f"{override}: not of the form key=value ({text.splitlines()[0]})"
     cause = error.__cause__ or error.__context__

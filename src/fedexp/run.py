@@ -100,7 +100,7 @@ def assemble(experiment: Experiment, state: State, number: int) -> Cohort:
     algorithm, kept = experiment.algorithm, state.clients
     states = [kept[c] if c in kept else algorithm.client_init(experiment.initial, info) for c in clients]
     plans = [algorithm.plan(info, c, stream(seeds.training, "plan", number, c)) for c in clients]
-    return Cohort(clients, schedules, states, plans)
+    return Cohort(number, clients, schedules, states, plans)
 
 
 def client_weights(info: Federation, clients: Sequence[int], bench) -> torch.Tensor:

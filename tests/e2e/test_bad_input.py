@@ -56,6 +56,7 @@ CASES = [
     ("dataset=image_folder", ["image_folder", "dataset.root"]),
     ("data_dir=${oc.env:NO_SUCH_VARIABLE}", ["data_dir", "NO_SUCH_VARIABLE"]),
     ("num_clients=${nothing}", ["num_clients", "nothing"]),
+    ("algorithm=3", ["group", "algorithm=fedntd"]),
     ("alpha=[", ["alpha=["]),
     ("rounds", ["rounds", "key=value"]),
     ("resume=nowhere", ["resume=nowhere", "not a run directory"]),

@@ -23,6 +23,7 @@ EVALUATION_BATCH = 500
 class Cohort:
     """The sampled clients of one round; all sequences in the order of `clients`."""
 
+    round: int
     clients: Sequence[int]
     schedules: Sequence[Schedule]
     states: Sequence[Tree]

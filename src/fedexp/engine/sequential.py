@@ -9,6 +9,7 @@ from fedexp import tree
 from fedexp.algorithms.base import ClientData, Context, FedAvg
 from fedexp.engine.base import Cohort, ScheduledData, Trained, Workbench, to_tensors
 from fedexp.engine.network import LiveNetwork
+from fedexp.errors import ConfigError
 from fedexp.tree import Tree
 
 
@@ -42,8 +43,11 @@ class Sequential:
                 hook = "finish"
                 trained = live.snapshot()
                 message, state = algorithm.finish(live, trained, data, ctx)
+            except ConfigError:
+                raise
             except Exception as error:
-                raise ClientFailure(f"client {client}, in {hook} of {type(algorithm).__name__}: {error}") from error
+                where = f"round {cohort.round}, client {client}, in {hook} of {type(algorithm).__name__}"
+                raise ClientFailure(f"{where}: {error}") from error
             messages.append(message)
             states.append(state)
             losses.append(loss)
@@ -98,6 +102,11 @@ def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Con
 
 def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
     """For algorithms with a local step of their own; the functional network is the frozen one."""
+    if live.params.keys() != live.module.state_dict().keys():
+        raise ConfigError(
+            f"{type(algorithm).__name__} has a local step of its own, which does not keep the running statistics of "
+            "batch normalisation; use a model without them"
+        )
     params = live.snapshot()
     momentum, total = tree.zeros_like(params), torch.zeros_like(ctx.steps)
     for batch in data.batches():
