@@ -72,6 +72,7 @@ class Workbench:
     @torch.no_grad()
     def evaluate(self, params: Params) -> Evaluation:
         """Class-wise right answers and mean loss on the whole test set."""
+        self.net.hold(params)
         labels, num_classes = self.data.y_test, self.data.num_classes
         correct = torch.zeros(num_classes, dtype=torch.int64, device=self.device)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)

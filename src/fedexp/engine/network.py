@@ -21,9 +21,22 @@ class FunctionalNetwork:
     def __init__(self, module: nn.Module, precision: str):
         self.module = module.eval().requires_grad_(False)
         self.precision = precision
+        self._held: Params | None = None
+        self._cast: Params = {}
 
     def __call__(self, params: Params, x: torch.Tensor) -> Output:
-        return self._forward(lambda: functional_call(self.module, params, (x,)), x)
+        weights = self._cast if params is self._held else params
+        return self._forward(lambda: functional_call(self.module, weights, (x,)), x)
+
+    def hold(self, params: Params) -> None:
+        """Keeps the weights of a model that will be called often in the precision of the forward pass.
+
+        Autocast would cast them again in every call. Vectors (biases, batch norm) stay as they are: cheap, and batch
+        norm wants them in fp32. `params` must not be changed in place while it is held.
+        """
+        if self.precision == "bf16":
+            self._held = params
+            self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
 
     def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """The received global model's buffers (running statistics of batch norm)."""

@@ -27,6 +27,7 @@ class Sequential:
         live = LiveNetwork(bench.net)
         messages, states, losses, buffers, correct = [], [], [], [], []
         evaluation_seconds = 0.0
+        bench.net.hold(server["params"])
         for client, schedule, state, plan in zip(
             cohort.clients, cohort.schedules, cohort.states, cohort.plans, strict=True
         ):
@@ -71,6 +72,7 @@ def evaluate_trained(bench: Workbench, params: Tree, buffers: Tree, server: Tree
     bench.net.set_buffers(buffers)
     correct = bench.evaluate(params).class_correct
     bench.net.set_buffers(server["buffers"])
+    bench.net.hold(server["params"])
     return correct
 
 
