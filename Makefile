@@ -26,7 +26,7 @@ run: $(STAMP) ## the main job; options: make run ARGS="algorithm=fedntd alpha=0.
 	$(BIN)/fedexp $(ARGS)
 
 test: $(STAMP) ## the tests (no network needed); options: make test ARGS="-k resume"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
 	$(BIN)/python -m pytest -m data $(ARGS)

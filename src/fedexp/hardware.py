@@ -24,7 +24,7 @@ class Hardware:
     device: str  # auto | cpu | cuda | cuda:N
     engine: str  # auto | sequential | vectorised
     precision: str  # fp32 | tf32 | bf16 | fp64
-    threads: int | None  # CPU threads of this process; None: one per core it may use
+    threads: int | None  # CPU threads of this process; None: OMP_NUM_THREADS, or one per core it may use
     chunk: int | None  # clients at a time in the vectorised engine; None: all
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Hardware:
             )
         if self.precision == "tf32" and device.type != "cuda":
             raise ConfigError("hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU")
-        return Resolved(device, engine, self.precision, self.threads or usable_cores(), self.chunk, why)
+        return Resolved(device, engine, self.precision, self.threads or default_threads(), self.chunk, why)
 
     def _device(self) -> tuple[torch.device, str]:
         if self.device == "auto":
@@ -107,8 +107,11 @@ class Resolved:
         }
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on (fewer than the machine's under Slurm, taskset or containers)."""
+def default_threads() -> int:
+    """OMP_NUM_THREADS where it is set, else the cores that this process may run on (Slurm and taskset limit them)."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

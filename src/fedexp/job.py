@@ -199,6 +199,7 @@ def run_info(job: Job, built: Built, container: dict[str, Any], experiment: Expe
         first_round=state.round,
         classes=experiment.bench.data.classes,
         wandb_id=state.wandb_id,
+        best_accuracy=max((value for number, value in state.accuracy if number >= 1), default=None),
     )
 
 

@@ -6,13 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from helpers import SOURCE
 
 from fedexp import cli
-
-SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 @dataclass(frozen=True)
@@ -67,4 +65,4 @@ def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
     yield call
     for process in running:
         process.kill()
-        process.communicate()
+        process.wait()

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 # A federation that trains a round in a tenth of a second.
 SMALL = ("num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "hardware=cpu", "hardware.threads=1")
 

@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import SMALL, assert_same_run
+from helpers import SMALL, SOURCE, assert_same_run
 
 # About half a second a round, so that a signal falls into the middle of one.
 RUN = ("algorithm=fedntd", "rounds=6", "forgetting_metric=all", "seed=3", *SMALL, "local.epochs=4", "tracker=none")
@@ -32,11 +34,6 @@ def rounds_in(directory: Path) -> int:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     """The run that nothing happened to."""
-    import subprocess
-    import sys
-
-    from conftest import SOURCE
-
     directory = tmp_path_factory.mktemp("undisturbed") / "run"
     command = [sys.executable, "-m", "fedexp", *RUN, f"hydra.run.dir={directory}"]
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}

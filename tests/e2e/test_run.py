@@ -129,3 +129,12 @@ def test_divergence_is_a_result(fedexp, tmp_path):
     assert summary["status"] == "diverged"
     assert summary["rounds"] < 5
     assert (tmp_path / "run/figures/curves.png").exists()
+
+
+def test_a_reader_that_leaves_does_not_stop_the_run(start, tmp_path):
+    """As in `fedexp | head -1`."""
+    process = start("rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL)
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"

@@ -29,6 +29,7 @@ class RunInfo:
     first_round: int  # 0, or the round of the checkpoint that is resumed
     classes: tuple[str, ...]  # names, in the order of RoundRecord.class_accuracy
     wandb_id: str | None  # of the run that is resumed
+    best_accuracy: float | None = None  # before first_round, of the run that is resumed
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """What the terminal shows of a run: a live display, or plain lines when the output is no terminal; and the result."""
 
 import math
+import os
+import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,15 @@ if TYPE_CHECKING:
 MOST_LINES = 50  # of plain output for a run
 RECENT = 20  # rounds whose mean duration predicts the time left
 COLOURS = {"running": "cyan", "completed": "green", "diverged": "red", "failed": "red", "interrupted": "yellow"}
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """In `fedexp ... | head` the reader goes before the run ends: the run goes on and prints into the void."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress(Tracker):
@@ -45,7 +57,7 @@ class Progress(Tracker):
         self._every = math.ceil(info.total_rounds / MOST_LINES) or 1
         self._status, self._started, self._first_line = "running", time.monotonic(), True
         self._values: dict[str, float] = {}  # the latest of each; not every round is evaluated
-        self._best: float | None = None
+        self._best = info.best_accuracy
         self._durations: deque[float] = deque(maxlen=RECENT)
         if self.console.is_terminal:
             self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2)
@@ -91,7 +103,8 @@ class Progress(Tracker):
         count = f"round {self._round:>{len(str(self._total))}}/{self._total}"
         left = [f"left {duration(self.seconds_left)}"] if self.seconds_left is not None else []
         # print() and not the console: a line of a log is never wrapped, whatever the width.
-        print("  ".join([count, *self._metrics(), *left]), file=self.console.file, flush=True)
+        with reader_may_leave():
+            print("  ".join([count, *self._metrics(), *left]), file=self.console.file, flush=True)
 
     def _metrics(self) -> list[str]:
         """The latest numbers, each with its name; undefined ones are left out."""
@@ -120,6 +133,7 @@ class Progress(Tracker):
         return Group(title, row, Text("  ".join(self._metrics())))
 
 
+@reader_may_leave()
 def result_table(summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None) -> None:
     """Prints the result of a run (the content of summary.json; unknown values as a dash) and where its files are."""
     console = console or Console(highlight=False)
