@@ -1,5 +1,6 @@
 """Fixtures that run the command line, in this process (quick) or as a process of its own."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FEDEXP_DATA", str(tmp_path / "no data"))
+    logger = logging.getLogger("fedexp")
+    before = list(logger.handlers), logger.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: str) -> Answer:
@@ -42,6 +45,7 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     yield call
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    logger.handlers[:], logger.propagate = before
 
 
 @pytest.fixture
