@@ -208,8 +208,11 @@ def shorten(path: Path) -> Path:
 
 
 def remove_if_empty(directory: Path) -> None:
-    """Takes back the directories that Hydra made for a run that never began."""
-    for candidate in (directory, *directory.parents[:2]):
+    """Takes back the directories that Hydra made for a run that never began; of parents only those below here."""
+    here = Path.cwd()
+    for candidate in (directory, *directory.parents):
+        if candidate != directory and here not in candidate.parents:
+            return
         try:
             candidate.rmdir()
         except OSError:

@@ -136,3 +136,10 @@ def test_missing_and_corrupt_data(fedexp, tmp_path, monkeypatch):
     answer = fedexp("partition=file", "partition.path=bad.npz")
     assert answer.code == 2
     assert "bad.npz" in answer.err
+
+
+def test_the_working_directory_stays(fedexp, tmp_path):
+    """Also when it is empty and the run directory would have been in it."""
+    assert fedexp("rounds=0", "hydra.run.dir=run").code == 2
+    assert tmp_path.exists()
+    assert list(tmp_path.iterdir()) == []
