@@ -1,5 +1,6 @@
 """One run from its configuration to its finished directory; imported late, since it brings torch with it."""
 
+import json
 import logging
 import platform
 import subprocess
@@ -29,7 +30,10 @@ from fedexp.trackers.progress import Progress, result_table
 log = logging.getLogger("fedexp")
 
 # What may differ when a run is resumed: where it runs and how it is watched, not what it computes.
-FREE_ON_RESUME = ("resume", "hardware", "tracker", "data_dir", "checkpoint_interval")
+FREE_ON_RESUME = (
+    *("resume", "tracker", "checkpoint_interval", "data_dir", "dataset.data_dir", "dataset.url", "choices"),
+    *("hardware.device", "hardware.engine", "hardware.threads", "hardware.chunk"),  # not hardware.precision
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ def execute(job: Job) -> dict[str, Any]:
     if not resumed:
         check_new(job.directory)
     saved = check_resume(job.directory, container) if resumed else None
-    if saved is not None and (job.directory / files.SUMMARY).exists() and saved["status"] != "running":
+    if saved is not None and (summary := finished_summary(job.directory)):
         log.info("%s is complete (%d rounds); nothing to do", job.directory, saved["round"])
-        return finished_summary(job.directory)
+        return summary
     prepared = prepare(built)
     experiment, hardware = prepared.experiment, prepared.hardware
     state = experiment.initial_state() if saved is None else State.from_tree(saved, hardware.device)
@@ -122,9 +126,7 @@ def check_resume(directory: Path, container: Mapping[str, Any]) -> Mapping[str, 
     differing = [
         f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
         for key in sorted(now.keys() | before.keys())
-        if key.split(".")[0] not in FREE_ON_RESUME
-        and not key.startswith("choices.")
-        and now.get(key) != before.get(key)
+        if not f"{key}.".startswith(tuple(f"{free}." for free in FREE_ON_RESUME)) and now.get(key) != before.get(key)
     ]
     if differing:
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
@@ -255,10 +257,14 @@ def write_results(directory: Path, state: State, summary: Mapping[str, Any]) -> 
         return []
 
 
-def finished_summary(directory: Path) -> dict[str, Any]:
-    import json
-
-    summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+def finished_summary(directory: Path) -> dict[str, Any] | None:
+    """The summary of a run that has come to its end, shown once more; None where there is more to do."""
+    try:
+        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    if summary["status"] == "failed":
+        return None
     result_table(summary, result_files(directory, sorted((directory / "figures").glob("*.png"))))
     return summary
 

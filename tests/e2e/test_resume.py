@@ -100,7 +100,12 @@ def test_a_complete_run_is_left_alone(fedexp, tmp_path):
 def test_resume_with_another_configuration_is_refused(fedexp, tmp_path):
     assert fedexp("rounds=1", "hydra.run.dir=run", *SMALL).code == 0
     before = snapshot(tmp_path / "run")
-    for change, key in (("algorithm=fedprox", "algorithm.mu"), ("rounds=2", "rounds"), ("seed=1", "seeds.training")):
+    for change, key in (
+        ("algorithm=fedprox", "algorithm.mu"),
+        ("rounds=2", "rounds"),
+        ("seed=1", "seeds.training"),
+        ("hardware.precision=bf16", "hardware.precision"),
+    ):
         answer = fedexp("resume=run", change)
         assert answer.code == 2
         assert key in answer.err
