@@ -13,6 +13,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.data.augment import load_batch
+from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised import Vectorised
@@ -382,3 +383,18 @@ def test_evaluation_by_hand():
     evaluation = experiment.bench.evaluate(experiment.initial)
     assert evaluation.class_correct.tolist() == expected
     assert_equal(evaluation.loss, nn.CrossEntropyLoss()(logits, data.y_test), atol=1e-14)
+
+
+def test_held_weights_change_nothing():
+    """bf16: weights that are cast once give bit for bit what autocast gives by casting them in every call."""
+    module = CNN(channels=(4, 8), kernel=3, padding=1, hidden=(16,)).build((3, 8, 8), 4)
+    net, x = FunctionalNetwork(module, "bf16"), torch.randn(5, 3, 8, 8)
+    params = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    before = net(params, x)
+    net.hold(params)
+    held = net(params, x)
+    assert held.logits.dtype == torch.float32
+    assert torch.equal(held.logits, before.logits)
+    assert torch.equal(held.features, before.features)
+    other = {name: 2 * value for name, value in params.items()}
+    assert not torch.equal(net(other, x).logits, held.logits)
