@@ -13,7 +13,7 @@ from fedexp.algorithms.base import Batch, Context, FedAvg, masked_mean
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.build import find_class
-from fedexp.engine.base import Cohort, ScheduledData
+from fedexp.engine.base import Cohort, Engine, ScheduledData
 from fedexp.errors import ConfigError
 from fedexp.experiment import State
 from fedexp.models import Output
@@ -278,7 +278,7 @@ def test_cohort_order_does_not_matter(row, engine):
 
 
 @dataclass(frozen=True)
-class Stopping:
+class Stopping(Engine):
     """An engine that fails in the middle of a round."""
 
     engine: Any

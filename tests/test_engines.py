@@ -20,7 +20,7 @@ from fedexp.engine.vectorised import Vectorised
 from fedexp.errors import ConfigError
 from fedexp.hardware import Hardware
 from fedexp.models.cnn import CNN
-from fedexp.run import assemble, evaluate, play_round
+from fedexp.run import assemble, play_round
 from fedexp.settings import LocalTraining, Seeds
 from world import AUGMENTATION, ENGINES, LOCAL, PLAIN, SETTINGS, SIZES, Normed, advance, flat, make_experiment, play
 
@@ -204,7 +204,7 @@ def test_evaluating_local_models_leaves_training_alone():
     for i in range(5):
         buffers = {k: v[i] for k, v in evaluated.buffers.items()}
         server = {"params": {k: v[i] for k, v in evaluated.messages["params"].items()}, "buffers": buffers}
-        assert_equal(evaluated.class_correct[i], evaluate(experiment, server).class_correct)
+        assert_equal(evaluated.class_correct[i], experiment.engine.evaluate(experiment.bench, server).class_correct)
 
 
 def hardware(**changes):

@@ -15,7 +15,7 @@ import torch
 from fedexp.build import build
 from fedexp.experiment import Experiment
 from fedexp.prepare import prepare
-from fedexp.run import evaluate, play_round
+from fedexp.run import play_round
 from world import advance, composed
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,7 +43,7 @@ def trajectory(experiment: Experiment) -> list[dict[str, float]]:
     """One row a round, from the initial model on."""
     totals = torch.bincount(experiment.bench.data.y_test).numpy()
     state, rows = experiment.initial_state(), []
-    evaluation, train_loss = evaluate(experiment, state.server), float("nan")
+    evaluation, train_loss = experiment.engine.evaluate(experiment.bench, state.server), float("nan")
     while True:
         correct = evaluation.class_correct.numpy()
         row = {"round": state.round, "test_accuracy": correct.sum() / totals.sum(), "test_loss": float(evaluation.loss)}

@@ -110,6 +110,7 @@ def conduct(
         raise
     finally:
         recorder.close()
+        experiment.engine.close()
 
 
 def check_new(directory: Path) -> None:

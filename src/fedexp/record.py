@@ -4,6 +4,7 @@ import logging
 import math
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,14 @@ from fedexp.tree import Tree
 
 log = logging.getLogger("fedexp")
 
+# Of a round, in their order. "writing" is that of the round before: its own is not over when its row is written.
+PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
+TAIL = (
+    *("bytes_up", "bytes_down", "train_samples_per_second"),
+    *(f"{phase}_seconds" for phase in PHASES),
+    "seconds",
+)
+
 
 @dataclass(frozen=True)
 class RoundResult:
@@ -39,8 +48,7 @@ class RoundResult:
     local_class_correct: torch.Tensor | None  # int64 [|S|, C]
     bytes_up: int
     bytes_down: int
-    train_seconds: float
-    seconds: float
+    seconds: dict[str, float]  # phase -> wall time
 
 
 class Recorder:
@@ -53,6 +61,7 @@ class Recorder:
         self.directory, self.experiment, self.trackers = directory, experiment, trackers
         self.files = files.RunFiles(directory, lengths)
         data = experiment.bench.data
+        self.writing_seconds = 0.0  # since the last row
         self.totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
 
     def record_initial(self, state: State, evaluation: Evaluation) -> None:
@@ -70,8 +79,10 @@ class Recorder:
             state.clients |= {client: kept_state for client, kept_state in kept if kept_state}
             examples = sum(schedule.examples for schedule in result.cohort.schedules)
             state.examples += examples
-            state.train_seconds += result.train_seconds
-            state.seconds += result.seconds
+            phases = result.seconds | {"writing": self.writing_seconds}
+            start, seconds = time.perf_counter(), sum(phases.values())
+            state.train_seconds += phases["train"]
+            state.seconds += seconds
             if result.evaluation is not None:
                 self._add_evaluation(state, result.round, result.evaluation)
             if result.local_class_correct is not None:
@@ -83,14 +94,15 @@ class Recorder:
                 "lr": result.lr,
                 "bytes_up": result.bytes_up,
                 "bytes_down": result.bytes_down,
-                "train_samples_per_second": examples / result.train_seconds,
-                "train_seconds": result.train_seconds,
-                "seconds": result.seconds,
+                "train_samples_per_second": examples / phases["train"],
+                **{f"{phase}_seconds": phases[phase] for phase in PHASES},
+                "seconds": seconds,
             }
             self._write_round(state, result.round, result.evaluation, values)
             self._write_clients(state, result)
             if state.status != "running" or state.round % self.experiment.settings.checkpoint_interval == 0:
                 self.save_checkpoint(state)
+            self.writing_seconds = time.perf_counter() - start
 
     def save_checkpoint(self, state: State) -> None:
         """The state together with the lengths of the files that belong to it."""
@@ -127,7 +139,7 @@ class Recorder:
             rows = ({"round": number, "class": c, "accuracy": a} for c, a in enumerate(per_class.tolist()))
             self.files.append(files.CLASSES, rows)
         row |= forgetting
-        for name in ("bytes_up", "bytes_down", "train_samples_per_second", "train_seconds", "seconds"):
+        for name in TAIL:
             row[name] = values.get(name)
         self.files.append(files.ROUNDS, [row])
         record = RoundRecord(number, {k: plain(v) for k, v in row.items() if k != "round"}, per_class)

@@ -9,12 +9,12 @@ import torch
 
 from fedexp import tree
 from fedexp.algorithms.base import Federation
-from fedexp.engine.base import Cohort, Evaluation
+from fedexp.engine.base import Cohort
 from fedexp.engine.schedule import make_schedule
 from fedexp.experiment import Experiment, State
 from fedexp.record import Recorder, RoundResult
 from fedexp.rng import stream
-from fedexp.tree import Params, Tree
+from fedexp.tree import Params
 
 log = logging.getLogger("fedexp")
 
@@ -23,7 +23,7 @@ def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
     """Goes on from the state's round to the last one. Interrupted, it saves the state after the last whole round."""
     try:
         if not state.accuracy:
-            recorder.record_initial(state, evaluate(experiment, state.server))
+            recorder.record_initial(state, experiment.engine.evaluate(experiment.bench, state.server))
         while state.status == "running":
             result = play_round(experiment, state)
             recorder.record_round(state, result)
@@ -33,33 +33,51 @@ def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
     return state
 
 
+class Clock:
+    """Seconds of each phase of a round."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Everything since the last lap was this phase."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
 def play_round(experiment: Experiment, state: State) -> RoundResult:
     """Computes one round from a state that it leaves unchanged."""
-    start, number = time.perf_counter(), state.round + 1
+    clock, number = Clock(), state.round + 1
     algorithm, info, bench = experiment.algorithm, experiment.federation, experiment.bench
     evaluated = number % experiment.settings.eval_interval == 0 or number == experiment.settings.rounds
     lr = bench.local.lr_at(number)
 
     # 1. Sample the clients and decide what they train on.
     cohort = assemble(experiment, state, number)
+    clock.lap("sampling")
 
     # 2. Train them.
-    train_start = time.perf_counter()
-    bench.net.set_buffers(state.server["buffers"])
     evaluate_local = evaluated and experiment.metrics.needs_local
     trained = experiment.engine.train(algorithm, bench, state.server, cohort, lr, evaluate_local)
     losses = trained.losses.tolist()  # waits for the device, so that the clock is true
-    train_seconds = time.perf_counter() - train_start - trained.evaluation_seconds
+    clock.lap("train")
 
     # 3. Aggregate and refine on the server.
     weights = client_weights(info, cohort.clients, bench)
     server = algorithm.aggregate(state.server, trained.messages, weights, info)
     server = server | {"buffers": average_buffers(trained.buffers, weights)}
+    clock.lap("aggregation")
     bench.net.set_buffers(server["buffers"])
     server = algorithm.refine(bench.net, server, trained.messages, info)
+    clock.lap("refinement")
 
     # 4. Evaluate the new global model.
-    evaluation = evaluate(experiment, server) if evaluated else None
+    evaluation = experiment.engine.evaluate(bench, server) if evaluated else None
+    clock.lap("evaluation")
+    clock.seconds["train"] -= trained.evaluation_seconds
+    clock.seconds["evaluation"] += trained.evaluation_seconds
     return RoundResult(
         round=number,
         server=server,
@@ -72,8 +90,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         local_class_correct=trained.class_correct,
         bytes_up=tree.num_bytes(trained.messages) + tree.num_bytes(trained.buffers),
         bytes_down=len(cohort.clients) * tree.num_bytes(state.server),
-        train_seconds=train_seconds,
-        seconds=time.perf_counter() - start,
+        seconds=clock.seconds,
     )
 
 
@@ -115,9 +132,3 @@ def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
         name: tree.weighted_mean(values, weights) if values.is_floating_point() else values.amax(0)
         for name, values in stacked.items()
     }
-
-
-def evaluate(experiment: Experiment, server: Tree) -> Evaluation:
-    """The global model on the test set."""
-    experiment.bench.net.set_buffers(server["buffers"])
-    return experiment.bench.evaluate(server["params"])

@@ -1,13 +1,14 @@
 """What every engine takes and gives: the clients of one round in, their messages and new states out."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedexp import tree
 from fedexp.algorithms.base import Batch, FedAvg
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.types import ImageData
@@ -29,10 +30,15 @@ class Cohort:
     states: Sequence[Tree]
     plans: Sequence[Tree]
 
+    def take(self, positions: Sequence[int]) -> "Cohort":
+        """A part of the cohort."""
+        parts = (self.clients, self.schedules, self.states, self.plans)
+        return Cohort(self.round, *([part[i] for i in positions] for part in parts))
+
 
 @dataclass(frozen=True)
 class Trained:
-    """What came back from the cohort."""
+    """What came back from a cohort or a part of it."""
 
     messages: Tree  # leaves [|S|, ...]
     states: list[Tree]
@@ -42,10 +48,51 @@ class Trained:
     evaluation_seconds: float = 0.0  # spent on the latter
 
 
+class Gather:
+    """Puts the parts of a cohort together in its order, each into its place, so that no model is held twice."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self._states: list[Tree] = [None] * count
+        self._stacked: Tree = None
+        self.evaluation_seconds = 0.0
+
+    def add(self, positions: Sequence[int], part: Trained) -> None:
+        """`positions`: where the clients of this part stand in the cohort."""
+        leaves = (part.messages, part.losses, part.buffers, part.class_correct)
+        if self._stacked is None:
+            self._stacked = tree.map(self._room, leaves)
+        tree.map(lambda room, leaf: None if leaf is None else _put(room, positions, leaf), self._stacked, leaves)
+        for position, state in zip(positions, part.states, strict=True):
+            self._states[position] = state
+        self.evaluation_seconds += part.evaluation_seconds
+
+    def _room(self, leaf: torch.Tensor | None) -> torch.Tensor | None:
+        return None if leaf is None else leaf.new_empty(self.count, *leaf.shape[1:])
+
+    def result(self, parallel: int = 1) -> Trained:
+        """`parallel`: parts that were trained at the same time, which divides the time spent on evaluation."""
+        messages, losses, buffers, correct = self._stacked
+        return Trained(messages, self._states, losses, buffers, correct, self.evaluation_seconds / parallel)
+
+
+def _put(room: torch.Tensor, positions: Sequence[int], leaf: torch.Tensor) -> None:
+    for row, position in enumerate(positions):
+        room[position].copy_(leaf[row])
+
+
 @dataclass(frozen=True)
 class Evaluation:
     class_correct: torch.Tensor  # int64 [C]
     loss: torch.Tensor  # scalar: mean cross-entropy over the test set
+
+
+@dataclass(frozen=True)
+class PartialEvaluation:
+    """Of some batches of the test set."""
+
+    class_correct: torch.Tensor  # int64 [C]
+    losses: torch.Tensor  # float64 [batches]: sum of the cross-entropy over each batch
 
 
 @dataclass(frozen=True)
@@ -69,19 +116,36 @@ class Workbench:
         x = load_batch(self.data.x_train, index, draws, augmentation, self.normalise, self.dtype)
         return x, self.data.y_train[index]
 
-    @torch.no_grad()
+    @property
+    def evaluation_batches(self) -> int:
+        """Into how many batches the test set is cut."""
+        return -(-len(self.data.y_test) // EVALUATION_BATCH)
+
     def evaluate(self, params: Params) -> Evaluation:
         """Class-wise right answers and mean loss on the whole test set."""
+        return self.combine([self.evaluate_batches(params, range(self.evaluation_batches))])
+
+    @torch.no_grad()
+    def evaluate_batches(self, params: Params, batches: range) -> PartialEvaluation:
+        """The same for consecutive batches of the test set."""
         self.net.hold(params)
         labels, num_classes = self.data.y_test, self.data.num_classes
         correct = torch.zeros(num_classes, dtype=torch.int64, device=self.device)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for index in torch.arange(len(labels), device=self.device).split(EVALUATION_BATCH):
+        losses = torch.zeros(len(batches), dtype=torch.float64, device=self.device)
+        for row, number in enumerate(batches):
+            start = number * EVALUATION_BATCH
+            index = torch.arange(start, min(start + EVALUATION_BATCH, len(labels)), device=self.device)
             x = load_batch(self.data.x_test, index, None, None, self.normalise, self.dtype)
             y, logits = labels[index], self.net(params, x).logits
-            loss += F.cross_entropy(logits, y, reduction="sum")
-            correct += torch.bincount(y[logits.argmax(-1) == y], minlength=num_classes)
-        return Evaluation(correct, loss / len(labels))
+            losses[row] = F.cross_entropy(logits, y, reduction="sum")
+            # Not bincount, which on CUDA waits for the device to learn the size of its result.
+            correct.index_add_(0, y, (logits.argmax(-1) == y).to(torch.int64))
+        return PartialEvaluation(correct, losses)
+
+    def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:
+        """Parts in the order of their batches: the same numbers however the batches were split."""
+        correct = torch.stack([part.class_correct for part in parts]).sum(0)
+        return Evaluation(correct, torch.cat([part.losses for part in parts]).sum() / len(self.data.y_test))
 
 
 class ScheduledData:
@@ -103,12 +167,22 @@ class ScheduledData:
         return self.bench.load_train(index, None)
 
 
-class Engine(Protocol):
-    """How the clients of a round are trained."""
+class Engine(ABC):
+    """How the clients of a round are trained and models are evaluated."""
 
+    @abstractmethod
     def train(
         self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
-    ) -> Trained: ...
+    ) -> Trained:
+        """Trains the cohort from the server's model; the results stand in the order of the cohort."""
+
+    def evaluate(self, bench: Workbench, server: Tree) -> Evaluation:
+        """The global model on the test set."""
+        bench.net.set_buffers(server["buffers"])
+        return bench.evaluate(server["params"])
+
+    def close(self) -> None:  # noqa: B027 (most engines hold nothing)
+        """Gives back what the engine holds, such as processes."""
 
 
 def to_tensors(plan: Tree, device: torch.device) -> Tree:

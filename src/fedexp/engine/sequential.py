@@ -7,7 +7,7 @@ import torch
 
 from fedexp import tree
 from fedexp.algorithms.base import ClientData, Context, FedAvg
-from fedexp.engine.base import Cohort, ScheduledData, Trained, Workbench, to_tensors
+from fedexp.engine.base import Cohort, Engine, Gather, ScheduledData, Trained, Workbench, to_tensors
 from fedexp.engine.network import LiveNetwork
 from fedexp.errors import ConfigError
 from fedexp.tree import Tree
@@ -18,53 +18,56 @@ class ClientFailure(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Sequential:
+class Sequential(Engine):
     """The reference engine: any model, any algorithm."""
 
     def train(
         self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
-        live = LiveNetwork(bench.net)
-        messages, states, losses, buffers, correct = [], [], [], [], []
-        evaluation_seconds = 0.0
+        bench.net.set_buffers(server["buffers"])
         bench.net.hold(server["params"])
-        for client, schedule, state, plan in zip(
-            cohort.clients, cohort.schedules, cohort.states, cohort.plans, strict=True
-        ):
-            live.load(server["params"], server["buffers"])
-            steps = torch.tensor(float(schedule.steps), dtype=bench.dtype, device=bench.device)
-            ctx = Context(server, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local)
-            data = ScheduledData(bench, schedule)
-            hook = "begin"
-            try:
-                with torch.no_grad():
-                    ctx = replace(ctx, begin=algorithm.begin(live, data, ctx))
-                hook = "local training"
-                loss = train_client(algorithm, live, data, ctx)
-                hook = "finish"
-                trained = live.snapshot()
-                message, state = algorithm.finish(live, trained, data, ctx)
-            except ConfigError:
-                raise
-            except Exception as error:
-                where = f"round {cohort.round}, client {client}, in {hook} of {type(algorithm).__name__}"
-                raise ClientFailure(f"{where}: {error}") from error
-            messages.append(message)
-            states.append(state)
-            losses.append(loss)
-            buffers.append({name: buffer.clone() for name, buffer in live.module.named_buffers()})
-            if evaluate_local:
-                start = time.perf_counter()
-                correct.append(evaluate_trained(bench, trained, buffers[-1], server))
-                evaluation_seconds += time.perf_counter() - start
-        return Trained(
-            messages=tree.stack(messages),
-            states=states,
-            losses=torch.stack(losses),
-            buffers=tree.stack(buffers),
-            class_correct=torch.stack(correct) if evaluate_local else None,
-            evaluation_seconds=evaluation_seconds,
-        )
+        live, gather = LiveNetwork(bench.net), Gather(len(cohort.clients))
+        for position in range(len(cohort.clients)):
+            part = play_client(algorithm, bench, live, server, cohort.take([position]), lr, evaluate_local)
+            gather.add([position], part)
+        return gather.result()
+
+
+def play_client(
+    algorithm: FedAvg,
+    bench: Workbench,
+    live: LiveNetwork,
+    server: Tree,
+    alone: Cohort,
+    lr: float,
+    evaluate_local: bool,
+) -> Trained:
+    """One client's whole round; `alone` is a cohort of this client."""
+    (client,), (schedule,), (state,), (plan,) = alone.clients, alone.schedules, alone.states, alone.plans
+    live.load(server["params"], server["buffers"])
+    steps = torch.tensor(float(schedule.steps), dtype=bench.dtype, device=bench.device)
+    ctx = Context(server, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local)
+    data = ScheduledData(bench, schedule)
+    hook = "begin"
+    try:
+        with torch.no_grad():
+            ctx = replace(ctx, begin=algorithm.begin(live, data, ctx))
+        hook = "local training"
+        loss = train_client(algorithm, live, data, ctx)
+        hook = "finish"
+        trained = live.snapshot()
+        message, state = algorithm.finish(live, trained, data, ctx)
+    except ConfigError:
+        raise
+    except Exception as error:
+        where = f"round {alone.round}, client {client}, in {hook} of {type(algorithm).__name__}"
+        raise ClientFailure(f"{where}: {error}") from error
+    buffers = {name: buffer.clone() for name, buffer in live.module.named_buffers()}
+    start = time.perf_counter()
+    correct = evaluate_trained(bench, trained, buffers, server)[None] if evaluate_local else None
+    seconds = time.perf_counter() - start
+    messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
+    return Trained(messages, [state], loss[None], buffers, correct, seconds if evaluate_local else 0.0)
 
 
 def evaluate_trained(bench: Workbench, params: Tree, buffers: Tree, server: Tree) -> torch.Tensor:

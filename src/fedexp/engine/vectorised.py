@@ -14,14 +14,14 @@ from torch.func import vmap
 
 from fedexp import tree
 from fedexp.algorithms.base import Batch, Context, FedAvg
-from fedexp.engine.base import Cohort, Trained, Workbench, to_tensors
+from fedexp.engine.base import Cohort, Engine, Trained, Workbench, to_tensors
 from fedexp.engine.schedule import Schedule
 from fedexp.engine.sequential import evaluate_trained
 from fedexp.tree import Tree
 
 
 @dataclass(frozen=True)
-class Vectorised:
+class Vectorised(Engine):
     """For models that treat each example alone; `chunk` clients at a time (None: all)."""
 
     chunk: int | None = None
@@ -29,6 +29,7 @@ class Vectorised:
     def train(
         self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
+        bench.net.set_buffers(server["buffers"])
         longest_first = np.argsort([-s.steps for s in cohort.schedules], kind="stable")
         size = self.chunk or len(longest_first)
         pieces = [longest_first[i : i + size] for i in range(0, len(longest_first), size)]
