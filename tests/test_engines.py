@@ -17,6 +17,7 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised import Vectorised
+from fedexp.engine.workers import Workers
 from fedexp.errors import ConfigError
 from fedexp.hardware import Hardware
 from fedexp.models.cnn import CNN
@@ -208,27 +209,42 @@ def test_evaluating_local_models_leaves_training_alone():
 
 
 def hardware(**changes):
-    values = {"device": "cpu", "engine": "auto", "precision": "fp32", "threads": None, "chunk": None}
+    values = {"device": "cpu", "engine": "auto", "precision": "fp32"}
+    values |= dict.fromkeys(("workers", "threads", "chunk"))
     return Hardware(**values | changes)
 
 
 def test_hardware_refuses_what_cannot_work():
     with pytest.raises(ConfigError, match=r"hardware.engine=vectorised: .*hardware.engine=sequential"):
-        hardware(engine="vectorised").resolve(mixes_examples=True)
+        hardware(engine="vectorised").resolve(mixes_examples=True, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.precision=tf32: only CUDA"):
-        hardware(precision="tf32").resolve(mixes_examples=False)
+        hardware(precision="tf32").resolve(mixes_examples=False, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.device=cuda:99: this machine shows"):
-        hardware(device="cuda:99").resolve(mixes_examples=False)
+        hardware(device="cuda:99").resolve(mixes_examples=False, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.engine=vectorised"):
         make_experiment(**NORMED, engine="vectorised")
 
 
-def test_hardware_choices():
-    assert isinstance(hardware().resolve(mixes_examples=True).make_engine(), Sequential)
-    assert isinstance(hardware(engine="sequential").resolve(mixes_examples=False).make_engine(), Sequential)
-    assert hardware(engine="vectorised", chunk=3).resolve(mixes_examples=False).make_engine() == Vectorised(3)
-    assert hardware(precision="fp64").resolve(mixes_examples=False).dtype == torch.float64
-    assert hardware(precision="bf16").resolve(mixes_examples=False).dtype == torch.float32
+def test_hardware_choices(monkeypatch):
+    def chosen(cohort_size=10, mixes_examples=False, **changes):
+        return hardware(**changes).resolve(mixes_examples, cohort_size)
+
+    monkeypatch.setattr("fedexp.hardware.cores", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    several = chosen(mixes_examples=True)
+    assert (several.engine, several.workers, several.threads) == ("workers", 4, 1)
+    assert isinstance(several.make_engine(), Workers)
+    alone = chosen(cohort_size=1)
+    assert (alone.engine, alone.workers, alone.threads) == ("sequential", 1, 3)
+    assert isinstance(alone.make_engine(), Sequential)
+    assert chosen(cohort_size=3).workers == 3
+    assert chosen(threads=2).workers == 2
+    assert (chosen(workers=7).workers, chosen(workers=1).engine) == (7, "workers")
+    assert isinstance(chosen(engine="sequential").make_engine(), Sequential)
+    assert chosen(engine="vectorised", chunk=3).make_engine() == Vectorised(3)
+    assert (chosen(precision="fp64").dtype, chosen(precision="bf16").dtype) == (torch.float64, torch.float32)
+    with pytest.raises(ConfigError, match=r"hardware.workers=2: must be null with hardware.engine=sequential"):
+        hardware(engine="sequential", workers=2)
 
 
 # --- failures

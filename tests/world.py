@@ -20,8 +20,9 @@ from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import Vectorised
+from fedexp.engine.workers import Workers
 from fedexp.experiment import Experiment, State
-from fedexp.hardware import Hardware
+from fedexp.hardware import Hardware, Resolved
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
@@ -33,8 +34,14 @@ from fedexp.trackers.base import NoTracker
 from fedexp.tree import Params
 
 CONF = Path(__file__).parents[1] / "conf"
+PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, None, "sequential", "a test")  # one of two workers
+ENGINES = {
+    "sequential": Sequential(),
+    "workers": Workers(Sequential(), [PROCESS] * 2, share=False),  # started when first used
+    "vectorised": Vectorised(None),
+    "vectorised, 2 at a time": Vectorised(2),
+}
 CLASSES, SIZES = 4, (1, 3, 7, 12, 10)
-ENGINES = {"sequential": Sequential(), "vectorised": Vectorised(None), "vectorised, 2 at a time": Vectorised(2)}
 LOCAL = LocalTraining(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3)
 PLAIN = replace(LOCAL, epochs=1, lr_decay=1.0, momentum=0.0, weight_decay=0.0)
 AUGMENTATION = Augmentation(crop_padding=1, padding_mode="zero", flip=True, cutout=2, rotation=0.0)
@@ -115,7 +122,7 @@ def make_experiment(
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
         "forgetting_metric": RoundDrop(local=False),
-        "hardware": Hardware(device="cpu", engine=engine, precision="fp64", threads=threads, chunk=None),
+        "hardware": Hardware(device="cpu", engine=engine, workers=None, precision="fp64", threads=threads, chunk=None),
         "tracker": NoTracker(),
     }
     changed = replace(SETTINGS, num_clients=len(sizes), **settings)

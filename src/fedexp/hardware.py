@@ -12,6 +12,7 @@ import torch
 from fedexp.engine.base import Engine
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import Vectorised
+from fedexp.engine.workers import Workers, spread
 from fedexp.errors import ConfigError, require, require_choice
 
 log = logging.getLogger("fedexp")
@@ -22,25 +23,32 @@ class Hardware:
     """What the user asked for; `resolve` turns `auto` into a choice and says why."""
 
     device: str  # auto | cpu | cuda | cuda:N
-    engine: str  # auto | sequential | vectorised
+    engine: str  # auto | sequential | workers | vectorised
+    workers: int | None  # processes of the workers engine; None: one per core or GPU, at most one per sampled client
     precision: str  # fp32 | tf32 | bf16 | fp64
-    threads: int | None  # CPU threads of this process; None: OMP_NUM_THREADS, or one per core it may use
+    threads: int | None  # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     chunk: int | None  # clients at a time in the vectorised engine; None: all
 
     def __post_init__(self) -> None:
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
         require(known, "hardware.device", self.device, "one of auto, cpu, cuda, cuda:<number>")
-        require_choice("hardware.engine", self.engine, ("auto", "sequential", "vectorised"))
+        require_choice("hardware.engine", self.engine, ("auto", "sequential", "workers", "vectorised"))
         require_choice("hardware.precision", self.precision, ("fp32", "tf32", "bf16", "fp64"))
         require(self.threads is None or self.threads >= 1, "hardware.threads", self.threads, "at least 1, or null")
+        require(self.workers is None or self.workers >= 1, "hardware.workers", self.workers, "at least 1, or null")
+        only = self.workers is None or self.engine in ("auto", "workers")
+        require(only, "hardware.workers", self.workers, f"null with hardware.engine={self.engine}")
         require(self.chunk is None or self.chunk >= 1, "hardware.chunk", self.chunk, "at least 1, or null")
 
-    def resolve(self, mixes_examples: bool) -> "Resolved":
+    def resolve(self, mixes_examples: bool, cohort_size: int) -> "Resolved":
         """mixes_examples: the model's batch norm makes one example's output depend on the others of its batch."""
         device, why = self._device()
+        count = self._workers(device, cohort_size)
         engine = self.engine
-        if engine == "auto":
-            engine = "vectorised" if device.type == "cuda" and not mixes_examples else "sequential"
+        if engine == "auto" and device.type == "cuda":
+            engine = "sequential" if mixes_examples else "vectorised"
+        elif engine == "auto":
+            engine = "workers" if count > 1 or self.workers else "sequential"
         if engine == "vectorised" and mixes_examples:
             raise ConfigError(
                 "hardware.engine=vectorised: pads short batches, which batch normalisation would see; "
@@ -48,7 +56,19 @@ class Hardware:
             )
         if self.precision == "tf32" and device.type != "cuda":
             raise ConfigError("hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU")
-        return Resolved(device, engine, self.precision, self.threads or default_threads(), self.chunk, why)
+        if self.precision == "bf16" and device.type == "cpu" and not has_bf16():
+            log.warning("this CPU has no bf16 instructions: bf16 will be many times slower than fp32 (precision=fp32)")
+        if engine != "workers":
+            count = 1
+        # One thread, so that the number of cores does not change how sums are rounded.
+        threads = self.threads or (1 if engine == "workers" else default_threads())
+        inner = "vectorised" if device.type == "cuda" and not mixes_examples else "sequential"
+        return Resolved(device, engine, self.precision, threads, count, self.chunk, inner, why)
+
+    def _workers(self, device: torch.device, cohort_size: int) -> int:
+        """How many processes are of use."""
+        places = torch.cuda.device_count() if device.type == "cuda" else cores() // (self.threads or 1)
+        return min(self.workers or max(places, 1), cohort_size)
 
     def _device(self) -> tuple[torch.device, str]:
         if self.device == "auto":
@@ -71,8 +91,10 @@ class Resolved:
     device: torch.device
     engine: str
     precision: str
-    threads: int
+    threads: int  # of each process
+    workers: int  # processes that train
     chunk: int | None
+    inner: str  # engine of each worker
     why: str
 
     @property
@@ -80,8 +102,20 @@ class Resolved:
         """Of parameters and input; bf16 runs the forward pass in bf16 over fp32 parameters (autocast)."""
         return torch.float64 if self.precision == "fp64" else torch.float32
 
+    @property
+    def blocked(self) -> bool:
+        """Whether convolutions run fastest in oneDNN's own memory layout: measured for CPUs that have AVX2 at most."""
+        plain = self.device.type == "cpu" and self.precision == "fp32" and torch.backends.mkldnn.is_available()
+        return plain and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
     def make_engine(self) -> Engine:
-        return Sequential() if self.engine == "sequential" else Vectorised(self.chunk)
+        if self.engine == "workers":
+            inner = self._single(self.inner)
+            return Workers(inner, spread(self, self.workers), share=self.inner == "vectorised")
+        return self._single(self.engine)
+
+    def _single(self, engine: str) -> Engine:
+        return Sequential() if engine == "sequential" else Vectorised(self.chunk)
 
     def apply(self) -> None:
         """Process-wide switches; set for every job, since the jobs of a sweep may share one process."""
@@ -92,8 +126,11 @@ class Resolved:
         keep_freed_memory()
 
     def sentence(self) -> str:
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else f"{self.threads} threads"
-        return f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.why}"
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else plural(self.threads, "thread")
+        text = f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.why}"
+        if self.engine == "workers":
+            text = f"{self.device} ({plural(self.workers, 'worker')} of {name} each), {self.precision}: {self.why}"
+        return text
 
     def as_dict(self) -> dict[str, Any]:
         """For summary.json."""
@@ -104,15 +141,36 @@ class Resolved:
             "engine": self.engine,
             "precision": self.precision,
             "threads": self.threads,
+            "workers": self.workers,
+            "blocked_layout": self.blocked,
         }
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS where it is set, else the cores that this process may run on (Slurm and taskset limit them)."""
+    """OMP_NUM_THREADS where it is set, else one per core."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
+    return cores()
+
+
+def cores() -> int:
+    """The cores that this process may run on (Slurm and taskset limit them)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 numbers by itself; True where that cannot be told."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            flags = next((line for line in lines if line.startswith("flags")), None)
+    except OSError:
+        return True
+    return flags is None or any(name in flags for name in ("avx512_bf16", "amx_bf16", "avx_ne_convert"))
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def cpu_name() -> str:

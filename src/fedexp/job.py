@@ -32,7 +32,13 @@ log = logging.getLogger("fedexp")
 # What may differ when a run is resumed: where it runs and how it is watched, not what it computes.
 FREE_ON_RESUME = (
     *("resume", "tracker", "checkpoint_interval", "data_dir", "dataset.data_dir", "dataset.url", "choices"),
-    *("hardware.device", "hardware.engine", "hardware.threads", "hardware.chunk"),  # not hardware.precision
+    *(
+        "hardware.device",
+        "hardware.engine",
+        "hardware.threads",
+        "hardware.workers",
+        "hardware.chunk",
+    ),  # not hardware.precision
 )
 
 

@@ -36,7 +36,7 @@ def prepare(built: Built) -> Prepared:
             f"eval_interval={settings.eval_interval}: must be 1 with a forgetting_metric that evaluates local models, "
             "since it compares them with the global model of the round before"
         )
-    hardware = groups["hardware"].resolve(model.mixes_examples)
+    hardware = groups["hardware"].resolve(model.mixes_examples, settings.cohort_size)
     hardware.apply()
     data = groups["dataset"].load()
     augmentation = groups["dataset"].augmentation
@@ -49,6 +49,8 @@ def prepare(built: Built) -> Prepared:
         module = model.build(data.shape, data.num_classes)
     # channels_last: the layout in which both oneDNN and cuDNN convolve fastest.
     module = module.to(hardware.device, hardware.dtype, memory_format=torch.channels_last)
+    if hardware.blocked and hasattr(module, "blocked"):
+        module.blocked = True
     initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     bench = Workbench(
         net=FunctionalNetwork(module, hardware.precision),

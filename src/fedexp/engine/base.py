@@ -1,8 +1,9 @@
 """What every engine takes and gives: the clients of one round in, their messages and new states out."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,8 +33,27 @@ class Cohort:
 
     def take(self, positions: Sequence[int]) -> "Cohort":
         """A part of the cohort."""
-        parts = (self.clients, self.schedules, self.states, self.plans)
-        return Cohort(self.round, *([part[i] for i in positions] for part in parts))
+        return Cohort(
+            self.round,
+            clients=[self.clients[i] for i in positions],
+            schedules=[self.schedules[i] for i in positions],
+            states=[self.states[i] for i in positions],
+            plans=[self.plans[i] for i in positions],
+        )
+
+    def longest_first(self) -> list[int]:
+        """Positions in the order of falling numbers of steps."""
+        return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
+
+    def shares(self, count: int) -> list[list[int]]:
+        """Positions dealt to `count` processes so that their numbers of steps are about even; none is empty."""
+        piles: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
+        steps = [0] * len(piles)
+        for position in self.longest_first():
+            least = steps.index(min(steps))
+            piles[least].append(position)
+            steps[least] += self.schedules[position].steps
+        return piles
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,10 @@ class Trained:
     buffers: Params  # leaves [|S|, ...]: running statistics of the local models
     class_correct: torch.Tensor | None  # int64 [|S|, C]: right answers of the local models on the test set
     evaluation_seconds: float = 0.0  # spent on the latter
+
+    def tree(self) -> dict[str, Tree]:
+        """The fields by name."""
+        return dict(vars(self))
 
 
 class Gather:
@@ -115,6 +139,13 @@ class Workbench:
         augmentation = self.augmentation if draws is not None else None
         x = load_batch(self.data.x_train, index, draws, augmentation, self.normalise, self.dtype)
         return x, self.data.y_train[index]
+
+    def to(self, device: torch.device) -> "Workbench":
+        """The same on another device."""
+        if device == self.device:
+            return self
+        net = FunctionalNetwork(copy.deepcopy(self.net.module).to(device), self.net.precision)
+        return replace(self, net=net, data=self.data.to(device))
 
     @property
     def evaluation_batches(self) -> int:

@@ -59,6 +59,7 @@ class CNNModule(nn.Module):
 
     def __init__(self, spec: CNN, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
+        self.blocked = False  # convolve in oneDNN's own memory layout: faster on some CPUs
         width, *size = shape
         self.convolutions = nn.ModuleList()
         for out in spec.channels:
@@ -77,10 +78,14 @@ class CNNModule(nn.Module):
 
         These are the neurons of FedNTD's weight alignment (Table 2, Eq. 19).
         """
+        blocked = self.blocked and not torch._C._are_functorch_transforms_active()  # which do not know that layout
+        if blocked:
+            x = x.contiguous().to_mkldnn()
         for convolution in self.convolutions:
-            x = F.relu(
-                F.max_pool2d(convolution(x), 2)
-            )  # ReLU is monotone, so it commutes with max: 4 times fewer ReLUs
+            # ReLU is monotone, so it commutes with max: 4 times fewer ReLUs.
+            x = F.relu(F.max_pool2d(convolution(x), 2, 2))
+        if blocked:
+            x = x.to_dense()
         x = x.flatten(1)
         activations = []
         for layer in self.hidden:

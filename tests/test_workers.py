@@ -1,0 +1,208 @@
+"""Processes that train: what travels between them, and what happens when one dies."""
+
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.engine.channel import Channel, Parcel
+from fedexp.engine.sequential import ClientFailure, Sequential
+from fedexp.engine.vectorised import Vectorised
+from fedexp.engine.workers import WorkerDied, Workers
+from fedexp.run import assemble
+from world import PROCESS, make_experiment
+
+
+def pair():
+    return tuple(Channel(end) for end in socket.socketpair())
+
+
+def train(engine, algorithm):
+    experiment = make_experiment(algorithm)
+    state = experiment.initial_state()
+    cohort = assemble(experiment, state, 1)
+    try:
+        return cohort, engine.train(algorithm, experiment.bench, state.server, cohort, 0.1, evaluate_local=False)
+    finally:
+        engine.close()
+
+
+# --- parcels
+
+BLOCK = torch.arange(120.0, dtype=torch.float64).reshape(2, 3, 4, 5)
+TENSORS = {
+    "plain": BLOCK,
+    "channels last": BLOCK.to(memory_format=torch.channels_last),
+    "transposed": BLOCK.permute(3, 1, 0, 2),
+    "with gaps": BLOCK[:, ::2, :, 1:4],
+    "broadcast": torch.ones(1).expand(3, 4),
+    "scalar": torch.tensor(7),
+    "empty": torch.empty(0, 3),
+    "bool": BLOCK > 50,
+    "bf16": BLOCK.to(torch.bfloat16),
+    "bytes": BLOCK.to(torch.uint8),
+    "with gradient": BLOCK.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_arrive_as_they_were(name):
+    sent = TENSORS[name]
+    received = Parcel.pack({"a": [sent, 3, "text"]}).unpack()["a"]
+    assert received[1:] == [3, "text"]
+    assert (received[0].dtype, received[0].shape) == (sent.dtype, sent.shape)
+    assert torch.equal(received[0], sent)
+    assert not received[0].requires_grad
+    if name in ("plain", "channels last", "transposed"):
+        assert received[0].stride() == sent.stride()
+
+
+def test_modules_arrive_whole():
+    sent = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    received = Parcel.pack(sent).unpack()
+    assert all(isinstance(p, nn.Parameter) for p in received.parameters())
+    x = torch.randn(2, 3, 5, 5)
+    assert torch.equal(received(x), sent(x))
+    assert received[0].weight.stride() == sent[0].weight.stride()
+
+
+def test_one_parcel_for_two_receivers_is_in_memory_once():
+    parcel, value = Parcel.pack(torch.zeros(5)), []
+    for _ in range(2):
+        ours, theirs = pair()
+        ours.send(parcel)
+        value.append(theirs.receive())
+    parcel.close()
+    value[0][2] = 9.0
+    assert value[1].tolist() == [0, 0, 9, 0, 0]
+
+
+def test_values_follow_each_other():
+    ours, theirs = pair()
+    for value in ({"x": torch.ones(1000)}, "text without tensors", [torch.zeros(2)]):
+        ours.send_value(value)
+    assert torch.equal(theirs.receive()["x"], torch.ones(1000))
+    assert theirs.receive() == "text without tensors"
+    assert torch.equal(theirs.receive()[0], torch.zeros(2))
+
+
+def test_a_closed_end_is_noticed():
+    ours, theirs = pair()
+    theirs.close()
+    with pytest.raises(ConnectionError):
+        ours.send_value(torch.zeros(3))
+    with pytest.raises((EOFError, ConnectionError)):
+        ours.receive()
+
+
+def test_no_descriptor_is_left_open():
+    before = len(os.listdir("/proc/self/fd"))
+    ours, theirs = pair()
+    for _ in range(3):
+        ours.send_value(torch.zeros(100))
+        theirs.receive()
+    ours.close()
+    theirs.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- engines (every algorithm on two workers: test_algorithms.py)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_workers_changes_no_bit(count):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        expected = train(Sequential(), FedAvg())[1]
+    finally:
+        torch.set_num_threads(threads)
+    actual = train(Workers(Sequential(), [PROCESS] * count, share=False), FedAvg())[1]
+    torch.testing.assert_close((actual.messages, actual.losses), (expected.messages, expected.losses), rtol=0, atol=0)
+
+
+def test_workers_can_vectorise_their_shares():
+    expected = train(Sequential(), FedAvg())[1]
+    actual = train(Workers(Vectorised(None), [PROCESS] * 2, share=True), FedAvg())[1]
+    torch.testing.assert_close(actual.messages, expected.messages, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual.losses, expected.losses, rtol=0, atol=1e-12)
+
+
+def test_shares_are_even():
+    """Steps of 2, 2, 4, 6 (sizes 1, 3, 7, 12 or 10, batches of 4, two epochs) make 6 + 2 and 4 + 2 or the like."""
+    experiment = make_experiment()
+    cohort = assemble(experiment, experiment.initial_state(), 1)
+    shares = cohort.shares(2)
+    assert sorted(shares[0] + shares[1]) == list(range(4))
+    loads = [sum(cohort.schedules[i].steps for i in share) for share in shares]
+    assert abs(loads[0] - loads[1]) <= 2
+    assert [len(share) for share in cohort.shares(9)] == [1, 1, 1, 1]
+
+
+# --- death
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dying(FedAvg):
+    """Kills the process that it runs in, before the client's training; `times` altogether."""
+
+    notes: str  # a directory: one file for each death
+    times: int
+
+    def begin(self, net, data, ctx):
+        if len(os.listdir(self.notes)) < self.times:
+            (Path(self.notes) / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+
+@pytest.fixture
+def messages():
+    """What the logger said; its handlers are its own, so pytest's do not see it."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("fedexp")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path, messages):
+    engine = Workers(Sequential(), [PROCESS] * 2, share=False)
+    cohort, trained = train(engine, Dying(notes=str(tmp_path), times=1))
+    expected = train(Sequential(), FedAvg())[1]
+    torch.testing.assert_close(trained.messages, expected.messages, rtol=0, atol=1e-12)
+    (line,) = messages
+    (pid,) = os.listdir(tmp_path)
+    assert line.startswith("round 1, training client ")
+    assert int(line.split("client ")[1].split(":")[0]) in cohort.clients
+    assert f"(process {pid}) ended by signal 9 (SIGKILL" in line
+
+
+def test_a_client_that_kills_again_stops_the_run(tmp_path, messages):
+    engine = Workers(Sequential(), [PROCESS], share=False)
+    with pytest.raises(WorkerDied, match=r"round 1, training client \d+: worker 0 .* as did the one before it"):
+        train(engine, Dying(notes=str(tmp_path), times=2))
+    assert len(messages) == 1
+    for pid in os.listdir(tmp_path):
+        assert not Path("/proc", pid).exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(FedAvg):
+    def finish(self, net, params, data, ctx):
+        raise ArithmeticError("the sum is wrong")
+
+
+def test_an_exception_names_client_hook_and_line():
+    with pytest.raises(ClientFailure, match=r"round 1, client \d+, in finish of Failing: the sum is wrong") as caught:
+        train(Workers(Sequential(), [PROCESS], share=False), Failing())
+    assert 'raise ArithmeticError("the sum is wrong")' in "".join(caught.value.__notes__)
