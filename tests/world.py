@@ -58,6 +58,7 @@ SETTINGS = Settings(
     data_dir="unused",
     resume=None,
     augment=True,
+    profile=False,
 )
 
 

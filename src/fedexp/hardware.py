@@ -4,7 +4,7 @@ import ctypes
 import logging
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,6 +107,10 @@ class Resolved:
         """Whether convolutions run fastest in oneDNN's own memory layout: measured for CPUs that have AVX2 at most."""
         plain = self.device.type == "cpu" and self.precision == "fp32" and torch.backends.mkldnn.is_available()
         return plain and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+    def in_one_process(self) -> "Resolved":
+        """What one worker does, done in this process."""
+        return replace(self, engine=self.inner, workers=1) if self.engine == "workers" else self
 
     def make_engine(self) -> Engine:
         if self.engine == "workers":

@@ -19,10 +19,12 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   participation=0.1               fraction sampled a round  weighting=examples      or uniform
   local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
   local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
-  eval_interval=1                 evaluate every n rounds   targets=[0.5,0.6]       for rounds-to-target
+  targets=[0.5,0.6]               for rounds-to-target      checkpoint_interval=1   save every n rounds
   seed=0                          or one for each of        seeds.partition  seeds.sampling  seeds.training
   algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1         parameters by the papers' symbols
-  hardware.precision=fp32         fp32, tf32, bf16, fp64    hardware.threads=1      CPU threads
+  hardware.precision=fp32         fp32, tf32, bf16, fp64    hardware.engine=auto    sequential, workers, vectorised
+  hardware.workers=2              processes                 hardware.threads=1      CPU threads of each
+  profile=true                    trace of one round        eval_interval=1         evaluate every n rounds
   data_dir=data                   or the variable FEDEXP_DATA; where data sets lie or are downloaded to
   hydra.run.dir=<directory>       where a run is written (default: outputs/<date>/<time>_...)
 """

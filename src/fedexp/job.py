@@ -31,7 +31,7 @@ log = logging.getLogger("fedexp")
 
 # What may differ when a run is resumed: where it runs and how it is watched, not what it computes.
 FREE_ON_RESUME = (
-    *("resume", "tracker", "checkpoint_interval", "data_dir", "dataset.data_dir", "dataset.url", "choices"),
+    *("resume", "tracker", "checkpoint_interval", "profile", "data_dir", "dataset.data_dir", "dataset.url", "choices"),
     *(
         "hardware.device",
         "hardware.engine",

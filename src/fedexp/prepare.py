@@ -37,6 +37,8 @@ def prepare(built: Built) -> Prepared:
             "since it compares them with the global model of the round before"
         )
     hardware = groups["hardware"].resolve(model.mixes_examples, settings.cohort_size)
+    if settings.profile:
+        hardware = hardware.in_one_process()
     hardware.apply()
     data = groups["dataset"].load()
     augmentation = groups["dataset"].augmentation

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from fedexp.algorithms.base import Federation
 from fedexp.engine.base import Cohort
 from fedexp.engine.schedule import make_schedule
 from fedexp.experiment import Experiment, State
+from fedexp.profile import profiled
 from fedexp.record import Recorder, RoundResult
 from fedexp.rng import stream
 from fedexp.tree import Params
@@ -21,11 +23,15 @@ log = logging.getLogger("fedexp")
 
 def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
     """Goes on from the state's round to the last one. Interrupted, it saves the state after the last whole round."""
+    settings, first = experiment.settings, state.round + 1
+    profiled_round = min(first + 1, settings.rounds) if settings.profile else None  # the first one warms up
     try:
         if not state.accuracy:
             recorder.record_initial(state, experiment.engine.evaluate(experiment.bench, state.server))
         while state.status == "running":
-            result = play_round(experiment, state)
+            number = state.round + 1
+            with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
+                result = play_round(experiment, state)
             recorder.record_round(state, result)
     except KeyboardInterrupt:
         recorder.save_checkpoint(state)

@@ -60,6 +60,7 @@ class Settings:
     data_dir: str
     resume: str | None
     augment: bool
+    profile: bool
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")

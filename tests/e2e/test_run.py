@@ -1,9 +1,11 @@
 """What one run leaves behind, and that the same command gives the same run."""
 
+import gzip
 import json
 
 import numpy as np
 import pandas as pd
+import pytest
 import yaml
 from helpers import SMALL, assert_same_run, table
 from sklearn.datasets import load_digits
@@ -138,3 +140,15 @@ def test_a_reader_that_leaves_does_not_stop_the_run(start, tmp_path):
     process.stdout.close()
     assert process.wait(timeout=120) == 0
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
+
+
+def test_profile_of_the_second_round(fedexp, tmp_path):
+    """One call of the fused optimizer for each local step of round 2, and nothing of the other rounds."""
+    assert fedexp(*SMALL, "rounds=3", "profile=true", "hydra.run.dir=run").code == 0
+    operations = pd.read_csv(tmp_path / "run/profile/operations.csv").set_index("operation")
+    clients = pd.read_csv(tmp_path / "run/clients.csv")
+    assert operations.loc["aten::_fused_sgd_", "calls"] == clients.loc[clients["round"] == 2, "steps"].sum()
+    assert operations["share_percent"].sum() == pytest.approx(100)
+    assert operations["share_percent"].is_monotonic_decreasing
+    trace = json.loads(gzip.decompress((tmp_path / "run/profile/trace.json.gz").read_bytes()))
+    assert any(event.get("name") == "aten::_fused_sgd_" for event in trace["traceEvents"])
