@@ -49,10 +49,7 @@ def prepare(built: Built) -> Prepared:
     )  # fmt: skip
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
-    # channels_last: the layout in which both oneDNN and cuDNN convolve fastest.
-    module = module.to(hardware.device, hardware.dtype, memory_format=torch.channels_last)
-    if hardware.blocked and hasattr(module, "blocked"):
-        module.blocked = True
+    module = module.to(hardware.device, hardware.dtype, memory_format=weight_layout(module, hardware))
     initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     bench = Workbench(
         net=FunctionalNetwork(module, hardware.precision),
@@ -75,3 +72,11 @@ def prepare(built: Built) -> Prepared:
         mixes_examples=model.mixes_examples,
     )
     return Prepared(experiment, hardware)
+
+
+def weight_layout(module: torch.nn.Module, hardware: Resolved) -> torch.memory_format:
+    """Channels-last, in which oneDNN and cuDNN convolve fastest, but for models that use oneDNN's own layout."""
+    if hardware.blocked and hasattr(module, "blocked"):
+        module.blocked = True
+        return torch.contiguous_format
+    return torch.channels_last

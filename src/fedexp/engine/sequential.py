@@ -99,10 +99,15 @@ def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Con
         with torch.no_grad():
             grads = algorithm.correct(grads, params, batch, ctx)
         for name, parameter in params.items():
-            parameter.grad = grads[name]
+            parameter.grad = like_strides(grads[name], parameter)
         optimizer.step()
         total += loss.detach()
     return total
+
+
+def like_strides(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient in its parameter's memory layout: torch's fused SGD walks both in memory order, unchecked."""
+    return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
 
 
 def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
