@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow lint format clean
+.PHONY: help run test test-data test-gpu test-slow bench bench-peers lint format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Made again when pyproject.toml changes. The stamp comes last, so an installation that broke off is repeated.
 $(STAMP): pyproject.toml
@@ -36,6 +36,13 @@ test-gpu: $(STAMP) ## tests that need a CUDA device
 
 test-slow: $(STAMP) ## builds the wheel and installs it into a clean environment (needs a package index)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(STAMP) ## speed against Flower and pfl-research (installs the extra `bench`)
+	@$(BIN)/python -m pip install --quiet -e '.[dev,bench]'
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

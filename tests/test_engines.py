@@ -28,6 +28,7 @@ from fedexp.settings import LocalTraining, Seeds
 from world import (
     AUGMENTATION,
     ENGINES,
+    HARDWARE,
     LOCAL,
     PLAIN,
     SETTINGS,
@@ -224,9 +225,7 @@ def test_evaluating_local_models_leaves_training_alone():
 
 
 def hardware(**changes):
-    values = {"device": "cpu", "engine": "auto", "precision": "fp32"}
-    values |= dict.fromkeys(("workers", "threads", "chunk"))
-    return Hardware(**values | changes)
+    return Hardware(**HARDWARE | changes)
 
 
 def test_hardware_refuses_what_cannot_work():

@@ -34,7 +34,10 @@ from fedexp.trackers.base import NoTracker
 from fedexp.tree import Params
 
 CONF = Path(__file__).parents[1] / "conf"
-PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, None, "sequential", "a test")  # one of two workers
+HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "convolution": "auto", "cuda_graphs": True}
+HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
+# One of two workers.
+PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test")
 ENGINES = {
     "sequential": Sequential(),
     "workers": Workers(Sequential(), [PROCESS] * 2, share=False),  # started when first used
@@ -123,7 +126,7 @@ def make_experiment(
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
         "forgetting_metric": RoundDrop(local=False),
-        "hardware": Hardware(device="cpu", engine=engine, workers=None, precision="fp64", threads=threads, chunk=None),
+        "hardware": Hardware(**HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}),
         "tracker": NoTracker(),
     }
     changed = replace(SETTINGS, num_clients=len(sizes), **settings)

@@ -12,6 +12,7 @@ import torch
 from fedexp.engine.base import Engine
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import Vectorised
+from fedexp.engine.vectorised_convolution import CONVOLUTIONS
 from fedexp.engine.workers import Workers, spread
 from fedexp.errors import ConfigError, require, require_choice
 
@@ -27,7 +28,9 @@ class Hardware:
     workers: int | None  # processes of the workers engine; None: one per core or GPU, at most one per sampled client
     precision: str  # fp32 | tf32 | bf16 | fp64
     threads: int | None  # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
-    chunk: int | None  # clients at a time in the vectorised engine; None: all
+    chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
+    convolution: str  # auto | grouped | unfold: how the vectorised engine convolves
+    cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
 
     def __post_init__(self) -> None:
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
@@ -35,6 +38,7 @@ class Hardware:
         require_choice("hardware.engine", self.engine, ("auto", "sequential", "workers", "vectorised"))
         require_choice("hardware.precision", self.precision, ("fp32", "tf32", "bf16", "fp64"))
         require(self.threads is None or self.threads >= 1, "hardware.threads", self.threads, "at least 1, or null")
+        require_choice("hardware.convolution", self.convolution, CONVOLUTIONS)
         require(self.workers is None or self.workers >= 1, "hardware.workers", self.workers, "at least 1, or null")
         only = self.workers is None or self.engine in ("auto", "workers")
         require(only, "hardware.workers", self.workers, f"null with hardware.engine={self.engine}")
@@ -63,7 +67,8 @@ class Hardware:
         # One thread, so that the number of cores does not change how sums are rounded.
         threads = self.threads or (1 if engine == "workers" else default_threads())
         inner = "vectorised" if device.type == "cuda" and not mixes_examples else "sequential"
-        return Resolved(device, engine, self.precision, threads, count, self.chunk, inner, why)
+        single = Vectorised(self.chunk, self.convolution, self.cuda_graphs)
+        return Resolved(device, engine, self.precision, threads, count, single, inner, why)
 
     def _workers(self, device: torch.device, cohort_size: int) -> int:
         """How many processes are of use."""
@@ -93,7 +98,7 @@ class Resolved:
     precision: str
     threads: int  # of each process
     workers: int  # processes that train
-    chunk: int | None
+    vectorised: Vectorised  # as it was asked for, used or not
     inner: str  # engine of each worker
     why: str
 
@@ -119,7 +124,7 @@ class Resolved:
         return self._single(self.engine)
 
     def _single(self, engine: str) -> Engine:
-        return Sequential() if engine == "sequential" else Vectorised(self.chunk)
+        return Sequential() if engine == "sequential" else self.vectorised
 
     def apply(self) -> None:
         """Process-wide switches; set for every job, since the jobs of a sweep may share one process."""

@@ -15,6 +15,7 @@ from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment
 from fedexp.hardware import Resolved
 from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
+from fedexp.models.cnn import CNNModule
 from fedexp.rng import stream, torch_seed
 
 log = logging.getLogger("fedexp")
@@ -49,7 +50,8 @@ def prepare(built: Built) -> Prepared:
     )  # fmt: skip
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
-    module = module.to(hardware.device, hardware.dtype, memory_format=weight_layout(module, hardware))
+    layout = weight_layout(module, hardware)
+    module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=layout)  # type: ignore[call-overload]
     initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     bench = Workbench(
         net=FunctionalNetwork(module, hardware.precision),
@@ -76,7 +78,7 @@ def prepare(built: Built) -> Prepared:
 
 def weight_layout(module: torch.nn.Module, hardware: Resolved) -> torch.memory_format:
     """Channels-last, in which oneDNN and cuDNN convolve fastest, but for models that use oneDNN's own layout."""
-    if hardware.blocked and hasattr(module, "blocked"):
+    if hardware.blocked and isinstance(module, CNNModule):
         module.blocked = True
         return torch.contiguous_format
     return torch.channels_last

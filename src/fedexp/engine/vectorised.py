@@ -1,131 +1,171 @@
 """All sampled clients in one program: stacked parameters, one torch.func.vmap per local step, padded and masked.
 
-Clients are sorted by their number of steps, longest first; a step touches only those that still have one.
+Clients are sorted by their number of steps, longest first; a step touches only those that still have one. Inside a
+round nothing waits for the device, so that the host can run ahead of it.
 """
 
+import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch.func import vmap
 
 from fedexp import tree
-from fedexp.algorithms.base import Batch, Context, FedAvg
-from fedexp.engine.base import Cohort, Engine, Trained, Workbench, to_tensors
-from fedexp.engine.schedule import Schedule
-from fedexp.engine.sequential import evaluate_trained
-from fedexp.tree import Tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.data.augment import load_batch
+from fedexp.engine.base import EVALUATION_BATCH, Cohort, Engine, Gather, Trained, Workbench
+from fedexp.engine.vectorised_clients import Clients, Job
+from fedexp.engine.vectorised_convolution import UnfoldingNetwork, unfolds
+from fedexp.engine.vectorised_graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
+from fedexp.tree import Params, Tree
+
+log = logging.getLogger("fedexp")
+SHARE_OF_MEMORY = 0.5  # of what is free, for the clients that are trained at once; graphs and evaluation need some too
 
 
-@dataclass(frozen=True)
+class OutOfMemory(RuntimeError):
+    """Not even one client at a time fits into the memory of the device."""
+
+
+@dataclass
 class Vectorised(Engine):
-    """For models that treat each example alone; `chunk` clients at a time (None: all)."""
+    """For models that treat each example alone."""
 
-    chunk: int | None = None
+    chunk: int | None = None  # clients at a time; None: as many as fit into the memory of the device
+    convolution: str = "auto"  # grouped | unfold; auto: unfold on CUDA
+    cuda_graphs: bool = True  # record local steps as CUDA graphs where they can be; no matter on a CPU
+    _fits: int | None = field(default=None, init=False, repr=False, compare=False)  # the chunk of the next round
+    _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
 
     def train(
         self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         bench.net.set_buffers(server["buffers"])
-        longest_first = np.argsort([-s.steps for s in cohort.schedules], kind="stable")
-        size = self.chunk or len(longest_first)
-        pieces = [longest_first[i : i + size] for i in range(0, len(longest_first), size)]
-        outputs = [_train_chunk(algorithm, bench, server, cohort, piece, lr) for piece in pieces]
-        back = torch.as_tensor(np.argsort(longest_first), device=bench.device)
-        messages, states, params, losses = tree.map(lambda *leaves: torch.cat(leaves)[back], *outputs)
-        count = len(cohort.clients)
-        correct, start = None, time.perf_counter()
-        if evaluate_local:
-            correct = torch.stack(
-                [evaluate_trained(bench, one, server["buffers"], server) for one in tree.unstack(params, count)]
-            )
-        buffers = tree.stack([server["buffers"]] * count)
-        return Trained(messages, tree.unstack(states, count), losses, buffers, correct, time.perf_counter() - start)
+        net = UnfoldingNetwork(bench.net) if unfolds(self.convolution, bench.device) else bench.net
+        job = Job(algorithm, bench, net, server, lr)
+        if self._graphs is None and self.cuda_graphs and can_be_recorded(bench):
+            self._graphs = Graphs(CudaCapture(bench.device))
+        chunk = min(self._fits or self._first_chunk(job, cohort), len(cohort.clients))
+        while (trained := self._attempt(job, cohort, chunk, evaluate_local)) is None:
+            chunk = self._fits = chunk // 2
+        return trained
+
+    def _first_chunk(self, job: Job, cohort: Cohort) -> int:
+        if self.chunk is None and job.bench.device.type == "cuda":
+            self._fits = chunk_that_fits(job, cohort)
+            return self._fits
+        return self.chunk or len(cohort.clients)
+
+    def _attempt(self, job: Job, cohort: Cohort, chunk: int, evaluate_local: bool) -> Trained | None:
+        """The whole cohort, `chunk` clients at a time; None where that takes too much memory.
+
+        Nothing that was given is changed, so a failed attempt leaves no trace. It returns instead of raising because an
+        exception would keep the tensors of its frames alive.
+        """
+        order, gather = cohort.longest_first(), Gather(len(cohort.clients))
+        evaluations: list[tuple[Moment, Moment]] = []
+        try:
+            for start in range(0, len(order), chunk):
+                positions = order[start : start + chunk]
+                clients, part = self._train_together(job, cohort.take(positions))
+                if evaluate_local:
+                    before = moment(job.bench.device)
+                    part = replace(part, class_correct=evaluate_together(job, clients.frame.params))
+                    evaluations.append((before, moment(job.bench.device)))
+                gather.add(positions, part)
+            return replace(gather.result(), evaluation_seconds=sum(seconds(*ends) for ends in evaluations))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if chunk == 1:
+                raise OutOfMemory(
+                    "one client at a time does not fit into the memory of the device; try hardware.precision=bf16, "
+                    f"hardware.convolution=grouped, a smaller local.batch_size or hardware=cpu ({error})"
+                ) from None
+        log.warning("out of memory with %d clients at a time; round %d again with %d", chunk, cohort.round, chunk // 2)
+        if self._graphs is not None:
+            self._graphs.clear()
+        if job.bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _train_together(self, job: Job, cohort: Cohort) -> tuple[Clients, Trained]:
+        """Clients in the order of falling numbers of steps, and what they give without evaluation."""
+        clients, count = Clients(job, cohort), len(cohort.clients)
+        run_steps(clients, self._graphs)
+        messages, states = clients.finish()
+        losses = clients.frame.losses / clients.frame.fixed.steps.clamp(min=1)
+        buffers = tree.stack([job.server["buffers"]] * count)
+        return clients, Trained(messages, tree.unstack(states, count), losses, buffers, None)
 
 
-@dataclass(frozen=True)
-class PaddedSchedules:
-    """The schedules of C clients as arrays, sorted by number of steps, longest first."""
-
-    index: torch.Tensor  # int64 [C, S, B]
-    mask: torch.Tensor  # [C, S, B]: 1 example, 0 padding
-    draws: torch.Tensor | None  # int64 [C, S, B, D]
-    steps: np.ndarray  # int [C]
+def can_be_recorded(bench: Workbench) -> bool:
+    """On CUDA, but not in float64: recorded steps take the learning rate from memory, which torch has as float32."""
+    return bench.device.type == "cuda" and bench.dtype == torch.float32
 
 
-def pad(schedules: list[Schedule], bench: Workbench) -> PaddedSchedules:
-    longest = max(s.steps for s in schedules)
-
-    def rows(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
-
-    batch_size = schedules[0].index.shape[1]
-    lengths = torch.stack([rows(torch.from_numpy(s.lengths)) for s in schedules])
-    mask = (torch.arange(batch_size) < lengths[..., None]).to(bench.dtype)
-    draws = None
-    if all(s.draws is not None for s in schedules):
-        draws = torch.stack([rows(s.draws) for s in schedules if s.draws is not None]).to(bench.device)
-    index = torch.stack([rows(s.index) for s in schedules]).to(bench.device)
-    return PaddedSchedules(index, mask.to(bench.device), draws, np.array([s.steps for s in schedules]))
-
-
-class PaddedData:
-    """ClientData inside vmap: index and mask are [S, B] there."""
-
-    def __init__(self, bench: Workbench, index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None):
-        self.bench, self.index, self.mask, self.draws = bench, index, mask, draws
-
-    def batches(self) -> Iterator[Batch]:
-        for step in range(self.index.shape[0]):
-            draws = None if self.draws is None else self.draws[step]
-            x, y = self.bench.load_train(self.index[step], draws)
-            yield Batch(x, y, self.mask[step], step)
-
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.bench.load_train(index, None)
+@torch.no_grad()
+def evaluate_together(job: Job, params: Params) -> torch.Tensor:
+    """Class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C]."""
+    bench, data = job.bench, job.bench.data
+    count = len(next(iter(params.values())))
+    # Three times as many images as in training take about as much memory, since no backward pass needs anything kept.
+    size = min(3 * bench.local.batch_size, EVALUATION_BATCH)
+    correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=bench.device)
+    for start in range(0, len(data.y_test), size):
+        index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
+        x, y = load_batch(data.x_test, index, None, None, bench.normalise, bench.dtype), data.y_test[index]
+        answers = vmap(lambda p, x=x: job.net(p, x).logits.argmax(-1))(params)
+        correct.index_add_(1, y, (answers == y).to(torch.int64))
+    return correct
 
 
-def _train_chunk(
-    algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, chosen: np.ndarray, lr: float
-) -> tuple[Tree, Tree, Tree, torch.Tensor]:
-    """(messages, states, params, losses), leaves [len(chosen), ...]."""
-    net, count = bench.net, len(chosen)
-    padded = pad([cohort.schedules[i] for i in chosen], bench)
-    states = tree.stack([cohort.states[i] for i in chosen])
-    plans = tree.stack([to_tensors(cohort.plans[i], bench.device) for i in chosen])
-    steps = torch.as_tensor(padded.steps, dtype=bench.dtype, device=bench.device)
-    in_draws = None if padded.draws is None else 0
+def chunk_that_fits(job: Job, cohort: Cohort) -> int:
+    """How many clients can be trained at once in the memory that is free; 1 where even that is in doubt."""
+    try:
+        each = max(memory_of_one(job, cohort), 1)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return 1
+    return max(int(SHARE_OF_MEMORY * free_memory(job.bench.device) / each), 1)
 
-    def context(state, plan, begin, own_steps) -> Context:
-        return Context(server, state, plan, begin, lr, own_steps, bench.local)
 
-    def begin(state, plan, own_steps, index, mask, draws):
-        return algorithm.begin(net, PaddedData(bench, index, mask, draws), context(state, plan, {}, own_steps))
+def memory_of_one(job: Job, cohort: Cohort) -> int:
+    """Bytes that a client takes at its peak, measured in the first step of the longest one."""
+    device = job.bench.device
+    alone = cohort.take(cohort.longest_first()[:1])
+    (schedule,) = alone.schedules
+    draws = None if schedule.draws is None else schedule.draws[:1]
+    first = replace(schedule, index=schedule.index[:1], lengths=schedule.lengths[:1], draws=draws)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run_steps(Clients(job, replace(alone, schedules=[first])), None)
+    return torch.cuda.max_memory_allocated(device) - before
 
-    def step(number, params, momentum, x, y, mask, state, plan, begun, own_steps):
-        return algorithm.local_step(
-            net, params, momentum, Batch(x, y, mask, number), context(state, plan, begun, own_steps)
-        )
 
-    def finish(params, state, plan, begun, own_steps, index, mask, draws):
-        data = PaddedData(bench, index, mask, draws)
-        return algorithm.finish(net, params, data, context(state, plan, begun, own_steps))
+def free_memory(device: torch.device) -> int:
+    """Bytes on a CUDA device that nobody uses, or that torch holds without using them."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
-    arrays = (padded.index, padded.mask, padded.draws)
-    begun = vmap(begin, in_dims=(0, 0, 0, 0, 0, in_draws))(states, plans, steps, *arrays)
-    params = tree.map(lambda p: p.expand(count, *p.shape).clone(), server["params"])
-    momentum, total = tree.zeros_like(params), torch.zeros_like(steps)
-    for number in range(int(padded.steps.max(initial=0))):
-        active = int((padded.steps > number).sum())
-        head = tree.map(lambda leaf, n=active: leaf[:n], (params, momentum))
-        draws = None if padded.draws is None else padded.draws[:active, number]
-        x, y = bench.load_train(padded.index[:active, number], draws)
-        fixed = tree.map(lambda leaf, n=active: leaf[:n], (states, plans, begun, steps))
-        new_params, new_momentum, loss = vmap(partial(step, number))(*head, x, y, padded.mask[:active, number], *fixed)
-        tree.map(lambda old, new: old.copy_(new), head, (new_params, new_momentum))
-        total[:active] += loss
-    messages, new_states = vmap(finish, in_dims=(0,) * 7 + (in_draws,))(params, states, plans, begun, steps, *arrays)
-    return messages, new_states, params, total / steps.clamp(min=1)
+
+Moment = float | torch.cuda.Event
+
+
+def moment(device: torch.device) -> Moment:
+    """Now, as the device sees it, without waiting for it: on CUDA, when all that it was given so far is done."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds(start: Moment, end: Moment) -> float:
+    """Between two moments; waits for the second."""
+    if isinstance(start, float) or isinstance(end, float):
+        return end - start  # type: ignore[operator]
+    end.synchronize()
+    return start.elapsed_time(end) / 1000

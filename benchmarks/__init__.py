@@ -1,0 +1,1 @@
+"""Speed measurements; README.md in this directory says what each command measures."""

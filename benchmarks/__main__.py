@@ -1,0 +1,118 @@
+"""`make bench`: fedexp's engines on W1 against the bare loop and the floor (see README.md)."""
+
+import argparse
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+from benchmarks import measure
+from benchmarks.measure import Contestant, fedexp
+from benchmarks.w1 import EPOCHS, OVERRIDES, ROOT, data_overrides, data_sentence, prepare_workload
+
+
+def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
+    """For each algorithm and precision the bare loop, the floor and the engines; references before who needs them."""
+    there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
+    found = []
+    for algorithm, precision in product([a for a in options.algorithms if a in there], options.precisions):
+        by_hand = algorithm if algorithm in ("fedavg", "fedntd") else "fedavg"
+        name = f"{by_hand} {precision}"
+        bare = f"bare loop, {name}, {options.threads} threads"
+        floor = f"floor, {name}, {options.workers} processes"
+        found += [by_hand_of(bare, options, workload, by_hand, precision, 0)]
+        found += [by_hand_of(floor, options, workload, by_hand, precision, options.workers)]
+        for engine in options.engines:
+            found.append(
+                Contestant(
+                    f"fedexp {engine}, {algorithm} {precision}",
+                    engine_command(options, engine, algorithm, precision, data),
+                    bare if engine == "sequential" else floor,
+                )
+            )
+    unique = list(dict.fromkeys(found))
+    wanted = [c for c in unique if any(part in c.name for part in options.only)] if options.only else unique
+    references = {c.reference for c in wanted}
+    return [c for c in unique if c in wanted or c.name in references]
+
+
+def by_hand_of(name, options, workload: Path, algorithm: str, precision: str, workers: int) -> Contestant:
+    flags = [f"--algorithm={algorithm}", f"--precision={precision}", f"--rounds={options.rounds + 1}"]
+    flags += [f"--workers={workers}", f"--threads={1 if workers else options.threads}"]
+    flags += ["--local-evaluation"] if options.local_evaluation else []
+    return Contestant(name, (sys.executable, "-m", "benchmarks.bare", str(workload), "OUT", *flags))
+
+
+def engine_command(options, engine: str, algorithm: str, precision: str, data: list[str]) -> tuple[str, ...]:
+    settings = [*OVERRIDES, *data, f"algorithm={algorithm}", f"rounds={options.rounds + 1}", "hardware=cpu"]
+    settings += [f"hardware.engine={engine}", f"hardware.precision={precision}"]
+    settings += ["forgetting_metric=in_out_local"] if options.local_evaluation else []
+    if engine == "workers":
+        settings += [f"hardware.workers={options.workers}"]
+    elif engine == "distributed":
+        settings += ["hardware.threads=1"]
+    else:
+        settings += [f"hardware.threads={options.threads}"]
+    return fedexp(*settings, ranks=options.workers if engine == "distributed" else 0)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    def words(text: str) -> list[str]:
+        return [word for word in text.split(",") if word]
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--engines", type=words, default=["sequential", "workers", "vectorised"])
+    parser.add_argument("--algorithms", type=words, default=["fedavg", "fedntd", "scaffold"])
+    parser.add_argument("--precisions", type=words, help="default: fp32, and bf16 where the CPU has bf16 instructions")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=2, help="counted rounds of a repetition; one more warms up")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of a client in a round")
+    parser.add_argument("--workers", type=int, default=measure.cores(), help="processes of floor and workers engine")
+    parser.add_argument("--threads", type=int, default=measure.cores(), help="threads of the one-process contestants")
+    parser.add_argument("--local-evaluation", action="store_true", help="test every local model class by class")
+    parser.add_argument("--only", type=str, action="append", default=[], help="contestants whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round")
+    parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
+    options = parser.parse_args(arguments)
+    if options.precisions is None:
+        options.precisions = ["fp32", "bf16"] if measure.has_bf16() else ["fp32"]
+        if not measure.has_bf16():
+            print("bf16 is left out: this CPU has no bf16 instructions (avx512_bf16, amx_bf16) and would emulate it,")
+            print("tens of times slower; --precisions=fp32,bf16 measures it all the same")
+    if options.quick:
+        options.algorithms, options.epochs, options.repeats, options.rounds = ["fedavg"], 1, 1, 1
+    return options
+
+
+def heading(options: argparse.Namespace, data: list[str], what: str) -> str:
+    return (
+        f"{measure.machine()}. W1, {data_sentence(data)}, {what}; E={options.epochs}; {options.repeats} repetitions in "
+        f"turn, each of {options.rounds} rounds after one to warm up. Median (smallest to largest)."
+    )
+
+
+def main() -> int:
+    options, data = parse(), data_overrides()
+    data += [] if options.epochs == EPOCHS else [f"local.epochs={options.epochs}"]
+    with tempfile.TemporaryDirectory(prefix="fedexp-bench-") as scratch:
+        work = Path(scratch)
+        prepare_workload(options.rounds + 1, data).save(work / "w1")
+        chosen = contestants(options, work / "w1", data)
+        reps, left_out = measure.measure(chosen, options.repeats, work, {"OMP_NUM_THREADS": str(options.threads)})
+    result = measure.table(chosen, reps)
+    what = "with class accuracy of every local model" if options.local_evaluation else "global evaluation only"
+    text = [
+        heading(options, data, what),
+        result,
+        *([] if "bf16" in options.precisions else ["bf16 not measured: the CPU has no bf16 instructions."]),
+        *left_out,
+    ]
+    print("\n\n".join(text))
+    if not options.no_results:
+        name = "W1 with evaluation of every local model" if options.local_evaluation else "W1"
+        measure.write_section(name, "\n\n".join(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""Runs contestants in processes of their own, in turn, and turns their rounds.csv into a table.
+
+Every contestant writes the same file: `round, train_samples_per_second, train_seconds, seconds, test_accuracy` (further
+columns are ignored). Round 1 is a warm-up and not counted.
+"""
+
+import csv
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+COLUMNS = ("round", "train_samples_per_second", "train_seconds", "seconds", "test_accuracy")
+MARK = "FEDEXP_BENCHMARK"  # environment variable by which the processes of a contestant are known
+BAD_INPUT = 2  # fedexp's exit code for what it refuses
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`command` writes rounds.csv into the folder whose name replaces OUT in it."""
+
+    name: str
+    command: tuple[str, ...]
+    reference: str = ""  # the contestant whose speed is 1.00
+
+
+@dataclass(frozen=True)
+class Rep:
+    """One repetition of one contestant, over its counted rounds."""
+
+    rate: float  # client-training examples per second: examples / seconds of training
+    all_in: float  # examples per second of the whole round
+    seconds: float  # a round, all in
+    accuracy: float  # of the last round's global model
+    pss: float  # GiB: peak of the process tree, shared pages counted once
+    rss: float  # GiB: the same, shared pages counted in each process
+    examples: tuple[int, ...]  # of each counted round
+    total: float  # seconds of all rounds, the warm-up too
+
+
+class Refused(Exception):
+    """fedexp says that it has no such option; the message is its own."""
+
+
+def write_rounds(folder: Path, rows: Sequence[dict]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "rounds.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_rounds(folder: Path, pss: float = 0.0, rss: float = 0.0, last: int | None = None) -> Rep:
+    """`last`: the last round to count, where not all are."""
+    with (folder / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    counted = [row for row in rows if 1 < int(row["round"]) <= (last or len(rows))]
+    train, seconds = (sum(float(row[k]) for row in counted) for k in ("train_seconds", "seconds"))
+    examples = [round(float(r["train_samples_per_second"]) * float(r["train_seconds"])) for r in counted]
+    accuracy = float(rows[-1]["test_accuracy"] or "nan")
+    rates, everything = (sum(examples) / train, sum(examples) / seconds), sum(float(r["seconds"] or 0) for r in rows)
+    return Rep(*rates, seconds / len(counted), accuracy, pss, rss, tuple(examples), everything)
+
+
+@dataclass
+class Memory:
+    """Peak memory of the processes that carry the mark."""
+
+    mark: str
+    pss: float = 0.0
+    rss: float = 0.0
+
+    def pids(self) -> list[int]:
+        """By environment, not by parent: daemons such as Ray's do not stay below the process that started them."""
+        needle, found = f"{MARK}={self.mark}".encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if needle in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # ended meanwhile, or another user's
+        return found
+
+    def sample(self) -> None:
+        totals = {"Pss": 0, "Rss": 0}
+        for pid in self.pids():
+            try:
+                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            except OSError:
+                continue
+            for key in totals:
+                match = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
+                totals[key] += int(match[1]) if match else 0
+        self.pss, self.rss = (max(old, totals[k] / 2**20) for old, k in ((self.pss, "Pss"), (self.rss, "Rss")))
+
+    def end_all(self) -> None:
+        for pid in self.pids():
+            with suppress(OSError):
+                os.kill(pid, 9)
+
+
+def run_once(contestant: Contestant, out: Path, timeout: float, environment: dict[str, str]) -> Rep:
+    """One repetition. Raises Refused, or RuntimeError with the end of the output."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    memory, log = Memory(uuid.uuid4().hex), out.parent / f"{out.name}.log"
+    command = [part.replace("OUT", str(out)) for part in contestant.command]
+    # Waiting threads sleep, as in fedexp: spinning ones would take the cores from the other processes.
+    variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)} | environment | {MARK: memory.mark}
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + timeout
+            while process.poll() is None:
+                memory.sample()
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{contestant.name}: not done after {timeout:.0f} s; {tail(log)}")
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+        finally:
+            process.kill()  # nothing where it has ended
+            memory.end_all()  # what it has left behind
+            process.wait()
+    if process.returncode == BAD_INPUT and "fedexp" in command:
+        raise Refused(tail(log))
+    if process.returncode:
+        raise RuntimeError(f"{contestant.name}: exit code {process.returncode}; {tail(log)}")
+    return read_rounds(out, memory.pss, memory.rss)
+
+
+def tail(log: Path) -> str:
+    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-8:])
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    repeats: int,
+    work: Path,
+    environment: dict[str, str] | None = None,
+    timeout: float = 1800,
+) -> tuple[dict[str, list[Rep]], list[str]]:
+    """All contestants in turn, A B C A B C ...; returns their repetitions and a line for each one left out.
+
+    All must have trained the same numbers of examples, else RuntimeError.
+    """
+    reps: dict[str, list[Rep]] = {}
+    left_out: dict[str, str] = {}
+    for number in range(repeats):
+        for contestant in (c for c in contestants if c.name not in left_out):
+            name = contestant.name
+            try:
+                rep = run_once(contestant, work / "out", timeout, environment or {})
+            except (Refused, RuntimeError) as error:
+                refused = isinstance(error, Refused)
+                left_out[name] = f"{name}: {'skipped, fedexp refuses it' if refused else 'failed'}: {error}"
+                print(left_out[name], flush=True)
+                continue
+            reps.setdefault(name, []).append(rep)
+            print(f"{number + 1}/{repeats} {name}: {rep.rate:,.0f} examples/s, {rep.seconds:.2f} s a round", flush=True)
+    complete = {name: own for name, own in reps.items() if name not in left_out}
+    if len({rep.examples for own in complete.values() for rep in own}) > 1:
+        raise RuntimeError("the contestants trained different numbers of examples, so their speeds do not compare")
+    return complete, list(left_out.values())
+
+
+def spread(values: Sequence[float], form: str = ",.0f") -> str:
+    """Median and range."""
+    middle = format(statistics.median(values), form)
+    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
+
+
+def ratios(reps: Sequence[Rep], reference: Sequence[Rep], quantity: str) -> str:
+    """Pairwise within each repetition: what disturbs the machine for minutes disturbs both."""
+    return spread([getattr(a, quantity) / getattr(b, quantity) for a, b in zip(reps, reference, strict=True)], ".2f")
+
+
+def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:
+    """Markdown: medians, ranges, and ratios to each contestant's reference."""
+    head = (
+        *("contestant", "n", "training examples/s", "s a round, all in", "reference"),
+        *("x reference (training)", "x reference (all in)", "peak PSS (RSS), GiB", "accuracy at the end"),
+    )
+    rows = []
+    for c in contestants:
+        if c.name not in reps:
+            continue
+        own, reference = reps[c.name], reps.get(c.reference)
+        against = [ratios(own, reference, q) if reference else "" for q in ("rate", "all_in")]
+        memory = f"{max(r.pss for r in own):.2f} ({max(r.rss for r in own):.2f})"
+        rows.append((
+            *(c.name, str(len(own)), spread([r.rate for r in own]), spread([r.seconds for r in own], ".2f")),
+            *(c.reference if reference else "", *against, memory, f"{own[-1].accuracy:.3f}"),
+        ))  # fmt: skip
+    return markdown(head, rows)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """CPU, cores, instruction set, versions, date: what a figure depends on."""
+    import torch
+
+    from fedexp.hardware import cpu_name
+
+    device = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
+    return (
+        f"{cpu_name()}{device}; {cores()} cores; torch's instruction set {torch.backends.cpu.get_cpu_capability()}; "
+        f"torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"
+    )
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has_bf16() -> bool:
+    """Whether the CPU computes in bf16; without, PyTorch emulates it, tens of times slower."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return any(name in flags.split() for name in ("avx512_bf16", "amx_bf16"))
+
+
+def write_section(name: str, text: str, path: Path = RESULTS) -> None:
+    """Replaces one command's section in RESULTS.md and keeps those of the others."""
+    old = path.read_text() if path.exists() else "# Measured speeds\n\nWritten by the commands of README.md.\n"
+    sections = re.split(r"^(?=## )", old, flags=re.MULTILINE)
+    kept = [s.strip() for s in sections if not s.startswith(f"## {name}\n")]
+    path.write_text("\n\n".join([*kept, f"## {name}\n\n{text.strip()}"]) + "\n")
+
+
+def fedexp(*overrides: str, ranks: int = 0) -> tuple[str, ...]:
+    """The command line of a real run, without a tracker; with `ranks` started by torchrun."""
+    start = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}") if ranks else (sys.executable,)
+    return (*start, "-m", "fedexp", "tracker=none", *overrides, "hydra.run.dir=OUT")

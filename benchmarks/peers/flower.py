@@ -1,0 +1,169 @@
+"""W1 FedAvg in Flower: its simulation on Ray, one actor per process of one thread.
+
+After Flower's PyTorch quickstart: a fresh model per call, a DataLoader over the client's examples, torchvision's
+transforms for each example (and Cutout, which torchvision lacks). Left as users have them: default memory layout, plain
+SGD. Chosen in Flower's favour: the faster model (pooling
+before ReLU), pixels from a file that stays mapped in the actor, no evaluation of any kind.
+The server says which client's data a node trains on, so that the cohorts are those of all other contestants.
+"""
+
+import argparse
+import os
+import time
+from functools import lru_cache
+from pathlib import Path
+
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # before their import
+
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from benchmarks.bare import Net
+from benchmarks.measure import write_rounds
+from benchmarks.w1 import (
+    BATCH,
+    CLIENTS,
+    CROP_PADDING,
+    CUTOUT,
+    LR,
+    LR_DECAY,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    Workload,
+)
+
+
+@lru_cache(maxsize=1)
+def load(folder: str) -> Workload:
+    """Once per actor."""
+    torch.set_num_threads(1)
+    return Workload.load(Path(folder))
+
+
+def cutout(x: torch.Tensor) -> torch.Tensor:
+    """A square of zeros around a random pixel, clipped at the border."""
+    cy, cx = torch.randint(0, 32, (2,)).tolist()
+    half = CUTOUT // 2
+    x[:, max(cy - half, 0) : cy + half, max(cx - half, 0) : cx + half] = 0
+    return x
+
+
+class ClientData(Dataset):
+    """One client's augmented examples."""
+
+    def __init__(self, workload: Workload, index):
+        self.x = torch.from_numpy(workload.x_train[index]).permute(0, 3, 1, 2)
+        self.y = torch.from_numpy(workload.y_train[index])
+        self.transform = transforms.Compose([
+            transforms.RandomCrop(32, padding=CROP_PADDING),
+            transforms.RandomHorizontalFlip(),
+            transforms.ConvertImageDtype(torch.float32),
+            transforms.Normalize(workload.mean.tolist(), workload.std.tolist(), inplace=True),
+            transforms.Lambda(cutout),
+        ])  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int):
+        return self.transform(self.x[i]), self.y[i]
+
+
+client_app = ClientApp()
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    config = message.content["config"]
+    workload, number = load(str(config["workload"])), int(config["server-round"])
+    data = ClientData(workload, workload.cohort(number)[int(config["position"])])
+    net = Net()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    sgd = torch.optim.SGD(
+        net.parameters(), lr=LR * LR_DECAY ** (number - 1), momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+    )
+    batches = DataLoader(data, batch_size=BATCH, shuffle=True)
+    for _ in range(int(workload.epochs)):
+        for x, y in batches:
+            sgd.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            sgd.step()
+    arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": len(data)})
+    return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+class TimedFedAvg(FedAvg):
+    """Flower's FedAvg over the cohorts of W1, with a clock."""
+
+    def __init__(self, folder: Path):
+        super().__init__(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        self.folder, self.workload = folder, Workload.load(folder)
+        self.rows: list[dict[str, float]] = []
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid):
+        while len(list(grid.get_node_ids())) < CLIENTS:  # the nodes register one after the other
+            time.sleep(0.1)
+        self.began = time.perf_counter()
+        messages = []
+        for position, node in enumerate(list(grid.get_node_ids())[: self.workload.sizes.shape[1]]):
+            own = ConfigRecord({"server-round": server_round, "position": position, "workload": str(self.folder)})
+            content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
+            messages += self._construct_messages(content, [node], "train")
+        return messages
+
+    def aggregate_train(self, server_round: int, replies):
+        replies = list(replies)
+        trained = time.perf_counter() - self.began
+        failed = [reply.error.reason for reply in replies if reply.has_error()]
+        if failed or len(replies) != self.workload.sizes.shape[1]:
+            raise RuntimeError(f"round {server_round}: {len(replies)} replies, failures: {failed[:1]}")
+        result = super().aggregate_train(server_round, replies)
+        rate = self.workload.examples(server_round) / trained
+        seconds = time.perf_counter() - self.began
+        row = {"round": server_round, "train_samples_per_second": rate, "train_seconds": trained, "seconds": seconds}
+        self.rows.append(row)
+        return result
+
+
+@torch.no_grad()
+def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
+    """Of the final global model, to see that it has learnt."""
+    net = Net()
+    net.load_state_dict(weights)
+    x = (torch.from_numpy(workload.x_test).float() / 255 - torch.tensor(workload.mean)) / torch.tensor(workload.std)
+    predicted = torch.cat([net(part).argmax(1) for part in x.permute(0, 3, 1, 2).split(500)])
+    return (predicted == torch.from_numpy(workload.y_test)).float().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.flower", description=__doc__)
+    parser.add_argument("workload", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    strategy, server_app = TimedFedAvg(options.workload), ServerApp()
+
+    @server_app.main()
+    def serve(grid: Grid, context: Context) -> None:
+        torch.manual_seed(0)
+        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=options.rounds)
+        strategy.rows[-1]["test_accuracy"] = accuracy(result.arrays.to_torch_state_dict(), strategy.workload)
+
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    backend = {"client_resources": resources, "init_args": {"num_cpus": options.workers}}
+    run_simulation(server_app, client_app, num_supernodes=CLIENTS, backend_config=backend)
+    write_rounds(options.out, strategy.rows)
+
+
+if __name__ == "__main__":
+    from benchmarks.peers import flower  # by its name, under which Ray's actors find what they are sent
+
+    flower.main()

@@ -1,0 +1,144 @@
+"""W1 FedAvg in pfl-research: `SimulatedBackend` over processes of one thread that torchrun starts.
+
+After pfl's own image benchmarks: client data as tensors in memory (the faster of its two ways), uint8 pixels and
+transforms inside the model's loss, as its FLAIR model has them; heavier clients first and spread over the processes
+(`user_id_to_weight`). pfl does not shuffle tensors, so the dataset does it once an epoch, and the augmentation is that
+of the bare loop, batched and per example, since torchvision's transforms would move a whole batch alike. Left as
+users have them: default memory layout, plain SGD. No evaluation.
+"""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.internal.ops.selector import get_framework_module
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+
+from benchmarks.bare import Batches, Net, augment
+from benchmarks.measure import write_rounds
+from benchmarks.w1 import BATCH, LR, MOMENTUM, WEIGHT_DECAY, Workload
+
+
+class Model(Net):
+    """The CNN with what pfl asks of a model: uint8 images in, a loss to train and metrics to test."""
+
+    def __init__(self, workload: Workload):
+        super().__init__()
+        x, y = torch.from_numpy(workload.x_train), torch.from_numpy(workload.y_train)
+        self.draws = Batches(x, y, workload.mean, workload.std, epochs=1, seed=0)
+        self.mean, self.std = self.draws.mean, self.draws.std
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self(augment(x, self.draws.draw(len(x)), self.mean, self.std)), y)
+
+    @torch.no_grad()
+    def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Weighted]:
+        logits = self((x.float() / 255).permute(0, 3, 1, 2).sub(self.mean).div(self.std))
+        return {"accuracy": Weighted((logits.argmax(1) == y).sum().item(), len(y))}
+
+
+class Shuffled(Dataset):
+    """A client's tensors in a new order every epoch."""
+
+    def iter(self, batch_size: int | None):
+        order = torch.randperm(len(self))
+        for batch in order.split(batch_size or len(order)):
+            yield [tensor[batch] for tensor in self.raw_data]
+
+
+class Users:
+    """Names the cohorts of W1 one client after the other, without end, since pfl samples ahead of its rounds."""
+
+    def __init__(self, count: int):
+        self.count, self.next = count, 0
+
+    def __call__(self) -> int:
+        self.next += 1
+        return (self.next - 1) % self.count
+
+
+class Clock(TrainingProcessCallback):
+    """Seconds of each central iteration: drawing the cohort, training, reduction, update."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
+        self.last = time.perf_counter()
+        return Metrics()
+
+    def after_central_iteration(self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int):
+        now = time.perf_counter()
+        self.seconds.append(now - self.last)
+        self.last = now
+        return False, Metrics()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.pfl_research", description=__doc__)
+    parser.add_argument("workload", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 (pfl's processes agree on the cohort through numpy's global state)
+    workload = Workload.load(options.workload)
+    parts = [part for number in range(1, options.rounds + 1) for part in workload.cohort(number)]
+    x, y = torch.from_numpy(workload.x_train), torch.from_numpy(workload.y_train)
+
+    def user_data(user: int) -> Shuffled:
+        index = torch.from_numpy(parts[user])
+        return Shuffled((x[index], y[index]), user_id=str(user))
+
+    net = Model(workload)
+    model = PyTorchModel(
+        model=net,
+        local_optimizer_create=partial(torch.optim.SGD, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
+        central_optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
+    )
+    sizes = {user: len(part) for user, part in enumerate(parts)}
+    data = FederatedDataset(user_data, Users(len(parts)), user_id_to_weight=sizes)
+    clock, cohort = Clock(), workload.sizes.shape[1]
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=options.rounds,
+            evaluation_frequency=options.rounds + 1,  # pfl tests in the first iteration all the same: the warm-up
+            train_cohort_size=cohort,
+            val_cohort_size=0,
+        ),
+        backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]),
+        model=model,
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=int(workload.epochs), local_learning_rate=LR, local_batch_size=BATCH
+        ),
+        model_eval_params=NNEvalHyperParams(local_batch_size=500),
+        callbacks=[clock],
+    )
+    if get_framework_module().distributed.global_rank:
+        return
+    test = Dataset((torch.from_numpy(workload.x_test), torch.from_numpy(workload.y_test)))
+    rows = [
+        {"round": n, "train_samples_per_second": workload.examples(n) / s, "train_seconds": s, "seconds": s}
+        for n, s in enumerate(clock.seconds, start=1)
+    ]
+    metrics = dict((str(name), value) for name, value in model.evaluate(test, eval_params=NNEvalHyperParams(500)))
+    rows[-1]["test_accuracy"] = next(iter(metrics.values())).overall_value
+    write_rounds(options.out, rows)
+
+
+if __name__ == "__main__":
+    main()

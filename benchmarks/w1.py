@@ -1,0 +1,124 @@
+"""Workload W1 as data: which images, and which of them each sampled client trains on in each round.
+
+CIFAR-10, 100 clients by LDA(0.1), 10 clients a round, 5 epochs of batches of 50, SGD 0.01 (momentum 0.9, weight decay
+1e-5), the CNN of 2,156,490 parameters, crop, flip and cutout. fedexp itself draws partition and cohorts, and every
+other contestant reads them from one file, so that all train the same clients in the same rounds.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedexp.data.cache import Arrays
+from fedexp.data.datasets import TorchvisionDataset
+
+ROOT = Path(__file__).resolve().parents[1]
+CLIENTS, BATCH, EPOCHS = 100, 50, 5
+LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY = 0.01, 0.99, 0.9, 1e-5
+CROP_PADDING, CUTOUT = 4, 16
+OVERRIDES = (
+    *("dataset=cifar10", "model=cnn", "partition=lda", "alpha=0.1", "seed=0", "augment=true", "weighting=examples"),
+    *(f"num_clients={CLIENTS}", "participation=0.1", f"local.epochs={EPOCHS}", f"local.batch_size={BATCH}"),
+    *(f"local.lr={LR}", f"local.lr_decay={LR_DECAY}", f"local.momentum={MOMENTUM}"),
+    f"local.weight_decay={WEIGHT_DECAY}",
+)
+
+
+class RandomPixels(TorchvisionDataset):
+    """Noise with the shapes and class sizes of CIFAR-10, and so with the client sizes of LDA on CIFAR-10."""
+
+    sizes: ClassVar = (50_000, 10_000)
+
+    def read(self) -> Arrays:
+        rng, arrays = np.random.default_rng(0), {}
+        for split, size in zip(("train", "test"), self.sizes, strict=True):
+            arrays[f"x_{split}"] = rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
+            arrays[f"y_{split}"] = rng.permutation(np.arange(size, dtype=np.int64) % 10)
+        return arrays | {"classes": np.array([str(c) for c in range(10)])}
+
+
+class FewRandomPixels(RandomPixels):
+    """A tenth of it, for measurements that take seconds."""
+
+    sizes: ClassVar = (5_000, 1_000)
+
+
+def data_overrides() -> list[str]:
+    """CIFAR-10 below FEDEXP_DATA (default: data/) where it is there, else random pixels; nothing is downloaded."""
+    folder = Path(os.environ.get("FEDEXP_DATA") or ROOT / "data").resolve()
+    there = all((folder / "cifar10" / split).is_dir() for split in ("train", "test"))
+    there = there or (folder / "cifar-10-batches-py").is_dir()
+    return [f"data_dir={folder}"] + ([] if there else ["dataset._target_=benchmarks.w1.RandomPixels"])
+
+
+def data_sentence(overrides: list[str]) -> str:
+    """Which pixels, for the results."""
+    if not any("RandomPixels" in override for override in overrides):
+        return "real CIFAR-10"
+    return "random pixels (CIFAR-10 is not below FEDEXP_DATA; the client sizes are the same, and so is the work)"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a contestant reads; `load` maps it from the file that `save` wrote."""
+
+    x_train: np.ndarray  # uint8 [N, 32, 32, 3]
+    y_train: np.ndarray  # int64 [N]
+    x_test: np.ndarray
+    y_test: np.ndarray
+    mean: np.ndarray  # [3], of pixels / 255
+    std: np.ndarray
+    indices: np.ndarray  # int64: training examples of the clients of round 1, of round 2, ...
+    sizes: np.ndarray  # int64 [rounds, clients of a round]
+    epochs: np.ndarray  # int64 []
+
+    def cohort(self, number: int) -> list[np.ndarray]:
+        """The training examples of each client of round 1, 2, ..."""
+        start = int(self.sizes[: number - 1].sum())
+        own = self.sizes[number - 1]
+        return np.split(self.indices[start : start + own.sum()], np.cumsum(own)[:-1])
+
+    def examples(self, number: int) -> int:
+        """Examples trained on in a round, counting every epoch."""
+        return int(self.epochs) * int(self.sizes[number - 1].sum())
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in vars(self).items():
+            np.save(folder / f"{name}.npy", array)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Workload":
+        # Copy on write: processes share the pages, and torch gets the writable arrays that it asks for.
+        names = cls.__dataclass_fields__
+        return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names})
+
+
+def prepare_workload(rounds: int, extra: list[str]) -> Workload:
+    """W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
+    from hydra import compose, initialize_config_dir
+
+    from fedexp.build import build
+    from fedexp.cli import conf_directory
+    from fedexp.prepare import prepare
+    from fedexp.run import assemble
+
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
+        config = compose("config", [*OVERRIDES, *extra, "tracker=none", "hardware=cpu"])
+    experiment = prepare(build(config)).experiment
+    data, state = experiment.bench.data, experiment.initial_state()
+    clients = [assemble(experiment, state, number).clients for number in range(1, rounds + 1)]
+    parts = [[experiment.federation.parts[client] for client in cohort] for cohort in clients]
+    epochs = np.array(experiment.bench.local.epochs)
+    arrays = {k: getattr(data, k).numpy() for k in ("x_train", "y_train", "x_test", "y_test")}
+    return Workload(
+        **arrays,
+        mean=np.array(data.mean, dtype=np.float32),
+        std=np.array(data.std, dtype=np.float32),
+        indices=np.concatenate([part for cohort in parts for part in cohort]),
+        sizes=np.array([[len(part) for part in cohort] for cohort in parts]),
+        epochs=epochs,
+    )

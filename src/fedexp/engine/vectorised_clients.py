@@ -1,0 +1,252 @@
+"""C clients as one: their stacked state and the local step that changes it in place."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.func import grad_and_value, vmap
+from torch.optim.sgd import sgd
+
+from fedexp import tree
+from fedexp.algorithms.base import Batch, Context, FedAvg, Network
+from fedexp.engine.base import Cohort, Workbench
+from fedexp.engine.schedule import Schedule
+from fedexp.tree import Params, Tree
+
+LOAD_BYTES = 1 << 26  # of images that are loaded at once: several steps, so that few kernels are launched
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all clients of a round have in common."""
+
+    algorithm: FedAvg
+    bench: Workbench
+    net: Network
+    server: Tree
+    lr: float
+
+
+class Fixed(NamedTuple):
+    """What a step reads of each client; leaves [C, ...]."""
+
+    states: Tree
+    plans: Tree
+    begun: Tree
+    steps: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Everything but the batch that a local step reads (the first three) and changes in place (the others)."""
+
+    server: Tree
+    lr: float | torch.Tensor
+    fixed: Fixed
+    params: Params  # leaves [C, ...]
+    momentum: Params  # leaves [C, ...]
+    losses: torch.Tensor  # [C]: sum of the objective over the steps so far
+
+
+@dataclass(frozen=True)
+class PaddedSchedules:
+    """The schedules of C clients as arrays on the device, step by step."""
+
+    index: torch.Tensor  # int64 [S, C, B]
+    mask: torch.Tensor  # [S, C, B]: 1 example, 0 padding
+    draws: torch.Tensor | None  # int64 [S, C, B, D]
+    steps: np.ndarray  # int [C]; on the host, which decides what to launch
+
+
+class PaddedData:
+    """ClientData inside vmap: index and mask are [S, B] there."""
+
+    def __init__(self, bench: Workbench, index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None):
+        self.bench, self.index, self.mask, self.draws = bench, index, mask, draws
+
+    def batches(self) -> Iterator[Batch]:
+        for step in range(self.index.shape[0]):
+            draws = None if self.draws is None else self.draws[step]
+            x, y = self.bench.load_train(self.index[step], draws)
+            yield Batch(x, y, self.mask[step], step)
+
+    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.bench.load_train(index, None)
+
+
+class Run(NamedTuple):
+    """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded at once."""
+
+    start: int
+    stop: int
+    active: int
+
+
+class Clients:
+    """The clients of a cohort, which must be sorted by falling number of steps, during one round."""
+
+    def __init__(self, job: Job, cohort: Cohort):
+        self.job, self.count = job, len(cohort.clients)
+        bench = job.bench
+        self.padded = pad(cohort.schedules, bench)
+        states, plans = tree.stack(cohort.states), stack_plans(cohort.plans, bench.device)
+        steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
+        fixed = Fixed(states, plans, self._per_client(self._begin, states, plans, steps), steps)
+        params = tree.map(lambda p: stacked_copy(p, self.count), job.server["params"])
+        self.frame = Frame(job.server, job.lr, fixed, params, tree.zeros_like(params), torch.zeros_like(steps))
+
+    def runs(self) -> Iterator[Run]:
+        """All steps, in order."""
+        steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
+        images = self.job.bench.data.x_train
+        image_bytes = images[0].numel() * self.job.bench.dtype.itemsize
+        start = 0
+        while start < steps[0]:
+            active = int((steps > start).sum())
+            at_once = max(LOAD_BYTES // (active * batch_size * image_bytes), 1)
+            stop = min(int(steps[active - 1]), start + at_once)
+            yield Run(start, stop, active)
+            start = stop
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """The batches of a run; leaves [active, B, ...]."""
+        index, mask, draws = (
+            None if array is None else array[run.start : run.stop, : run.active]
+            for array in (self.padded.index, self.padded.mask, self.padded.draws)
+        )
+        assert index is not None
+        assert mask is not None
+        x, y = self.job.bench.load_train(index, draws)
+        for number in range(run.start, run.stop):
+            i = number - run.start
+            yield Batch(x[i], y[i], mask[i], number)
+
+    def finish(self) -> tuple[Tree, Tree]:
+        """(messages, new states); leaves [C, ...]."""
+        frame = self.frame
+        return self._per_client(self._finish, frame.params, *frame.fixed)
+
+    def _per_client(self, hook: Any, *values: Tree) -> Any:
+        """A hook for all clients, which gets their data beside `values`."""
+        padded, bench = self.padded, self.job.bench
+
+        def call(index, mask, draws, *rest):
+            return hook(PaddedData(bench, index, mask, draws), *rest)
+
+        in_draws = None if padded.draws is None else 1
+        in_dims = (1, 1, in_draws) + (0,) * len(values)
+        return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, *values)
+
+    def _begin(self, data: PaddedData, states: Tree, plans: Tree, steps: torch.Tensor) -> Tree:
+        return self.job.algorithm.begin(self.job.net, data, self._context(Fixed(states, plans, {}, steps)))
+
+    def _finish(self, data: PaddedData, params: Params, *fixed: Tree) -> tuple[Tree, Tree]:
+        return self.job.algorithm.finish(self.job.net, params, data, self._context(Fixed(*fixed)))
+
+    def _context(self, one: Fixed) -> Context:
+        return make_context(self.job, self.job.server, self.job.lr, one)
+
+
+def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
+    """One step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
+    head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.momentum), frame.fixed))
+    params, momentum = head
+    step = partial(_own_step if has_own_step(job.algorithm) else _gradient, job, frame, batch.step)
+    *new, losses = vmap(step)(params, momentum, batch.x, batch.y, batch.mask, fixed)
+    if has_own_step(job.algorithm):
+        torch._foreach_copy_(leaves(params, *head), leaves(params, *new))
+    else:
+        descend(job, frame.lr, params, momentum, new[0])
+    frame.losses[:active].add_(losses)
+
+
+def has_own_step(algorithm: FedAvg) -> bool:
+    return type(algorithm).local_step is not FedAvg.local_step
+
+
+def _own_step(job, frame, number, params, momentum, x, y, mask, fixed):
+    """One client's (params, momentum, loss) after the algorithm's local step."""
+    ctx = make_context(job, frame.server, frame.lr, fixed)
+    return job.algorithm.local_step(job.net, params, momentum, Batch(x, y, mask, number), ctx)
+
+
+def _gradient(job, frame, number, params, momentum, x, y, mask, fixed):
+    """One client's (gradient, loss) in the base's local step."""
+    ctx, batch = make_context(job, frame.server, frame.lr, fixed), Batch(x, y, mask, number)
+    grads, loss = grad_and_value(lambda p: job.algorithm.objective(job.net, p, batch, ctx))(params)
+    return job.algorithm.correct(grads, params, batch, ctx), loss
+
+
+def descend(job: Job, lr: float | torch.Tensor, params: Params, momentum: Params, grads: Params) -> None:
+    """The base's update with torch's fused SGD: one launch for all parameters of all clients, and equal."""
+    local = job.bench.local
+    aligned = [like(grads[name], params[name]) for name in params]
+    buffers: list[torch.Tensor | None] = [*leaves(params, momentum)] if local.momentum else [None] * len(params)
+    sgd(
+        leaves(params, params),
+        aligned,
+        buffers,
+        fused=True,
+        weight_decay=local.weight_decay,
+        momentum=local.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
+
+
+def leaves(order: Params, *trees: Params) -> list[torch.Tensor]:
+    """The leaves of trees of parameters, in the order of the names of the first."""
+    return [one[name] for one in trees for name in order]
+
+
+def like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`value` in the memory layout of `other`, which the fused optimizer takes for granted."""
+    return value if value.stride() == other.stride() else torch.empty_like(other).copy_(value)
+
+
+def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
+    """What the hooks of one client see; inside vmap."""
+    return Context(server, one.states, one.plans, one.begun, lr, one.steps, job.bench.local)  # type: ignore[arg-type]
+
+
+def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
+    """[...] -> [count, ...], each in the memory layout of the leaf."""
+    shape, strides = (count, *leaf.shape), (leaf.numel(), *leaf.stride())
+    return torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device).copy_(leaf.expand(shape))
+
+
+def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:
+    """Trees of numpy arrays -> one tree of tensors [C, ...] on the device."""
+    return tree.map(lambda *values: upload(torch.as_tensor(np.stack(values)), device), *plans)
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """To the device without waiting for it: from ordinary memory, CUDA would first finish all that it was given."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def pad(schedules: Sequence[Schedule], bench: Workbench) -> PaddedSchedules:
+    """Schedules of different lengths as arrays; padding is 0."""
+    steps = np.array([s.steps for s in schedules])
+    longest, batch_size = max(steps), schedules[0].index.shape[1]
+
+    def stack(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+        stacked = arrays[0].new_zeros(longest, len(arrays), *arrays[0].shape[1:])
+        for i, array in enumerate(arrays):
+            stacked[: len(array), i] = array
+        return stacked
+
+    lengths = stack([torch.from_numpy(s.lengths) for s in schedules])
+    mask = (torch.arange(batch_size) < lengths[..., None]).to(bench.dtype)
+    draws = [s.draws for s in schedules if s.draws is not None]
+    return PaddedSchedules(
+        index=upload(stack([s.index for s in schedules]), bench.device),
+        mask=upload(mask, bench.device),
+        draws=upload(stack(draws), bench.device) if len(draws) == len(schedules) else None,
+        steps=steps,
+    )

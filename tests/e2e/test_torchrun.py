@@ -1,0 +1,163 @@
+"""Runs of two processes that meet over the loopback interface, as torchrun starts them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import SMALL, SOURCE, assert_same_run
+from test_resume import rounds_in, wait_for_rounds
+
+# Keeps a state in every client, and fails where it is told to.
+ALGORITHM = """
+import os
+from dataclasses import dataclass
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(FedAvg):
+    fails_in: str = "no rank"
+
+    def client_init(self, params, info):
+        return {"drift": tree.zeros_like(params)}
+
+    def finish(self, net, params, data, ctx):
+        if os.environ.get("RANK") == self.fails_in:
+            raise RuntimeError("by the test")
+        drift = {k: (ctx.client["drift"][k] + params[k] - ctx.server["params"][k]) / 2 for k in params}
+        return {"params": {k: params[k] + 0.1 * drift[k] for k in params}}, {"drift": drift}
+"""
+RUN = (
+    *("--config-dir=own", "algorithm=drifting", "rounds=8", "forgetting_metric=all", "seed=3", *SMALL),
+    *("hardware.engine=distributed", "tracker=none"),
+)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    paths = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{folder}", "FEDEXP_DATA": str(folder / "no data")}
+    return os.environ | paths | {"OMP_NUM_THREADS": "1"}
+
+
+def write_algorithm(folder: Path) -> None:
+    (folder / "own/algorithm").mkdir(parents=True)
+    (folder / "drifting.py").write_text(ALGORITHM)
+    (folder / "own/algorithm/drifting.yaml").write_text("# D.\n_target_: drifting.Drifting\nfails_in: no rank\n")
+
+
+def free_port() -> int:
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        return any_port.getsockname()[1]
+
+
+class Pair:
+    """Two ranks; what they print goes to files."""
+
+    def __init__(self, folder: Path, *arguments: str):
+        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self.logs = [folder / f"rank{rank}.log" for rank in range(2)]
+        self.processes = []
+        for rank, path in enumerate(self.logs):
+            place = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with path.open("w") as log:
+                command = [sys.executable, "-m", "fedexp", *arguments]
+                process = subprocess.Popen(
+                    command, cwd=folder, env=environment(folder) | place, stdout=log, stderr=subprocess.STDOUT
+                )
+            self.processes.append(process)
+
+    def end(self) -> tuple[list[int], list[str]]:
+        """Exit codes and what was printed; both processes must come to an end by themselves."""
+        return [process.wait(timeout=60) for process in self.processes], [path.read_text() for path in self.logs]
+
+
+@pytest.fixture
+def pair(tmp_path) -> Iterator:
+    """`pair(*arguments)` starts two ranks in a folder that has the algorithm."""
+    write_algorithm(tmp_path)
+    started: list[Pair] = []
+
+    def call(*arguments: str) -> Pair:
+        started.append(Pair(tmp_path, *arguments))
+        return started[-1]
+
+    yield call
+    for process in [process for two in started for process in two.processes]:
+        process.kill()
+        process.wait()
+
+
+def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
+    """Bit for bit, with the states of the clients and the accuracy of local models; only rank 0 prints and writes."""
+    write_algorithm(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fedexp(*RUN, "hardware.engine=sequential", "hydra.run.dir=alone").code == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedexp"]
+    answer = subprocess.run(
+        [*launcher, *RUN], env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert answer.returncode == 0, answer.stderr
+    (directory,) = tmp_path.glob("outputs/*/*")
+    assert_same_run(directory, tmp_path / "alone")
+    summary = json.loads((directory / "summary.json").read_text())
+    assert (summary["hardware"]["engine"], summary["hardware"]["workers"]) == ("distributed", 2)
+    assert answer.stderr.count("hardware: cpu") == 1
+    assert answer.stdout.count("round 8/8") == 1
+
+
+def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypatch, tmp_path):
+    """Rank 1 killed, resumed, rank 0 interrupted, resumed in one process: the undisturbed run, bit for bit."""
+    run = tmp_path / "run"
+    two = pair(*RUN, "hydra.run.dir=run")
+    wait_for_rounds(run, 1, two.processes[0])
+    two.processes[1].send_signal(signal.SIGKILL)
+    codes, (said, _) = two.end()
+    assert codes == [1, -signal.SIGKILL]
+    assert "the connection to rank 1 is broken" in said
+    assert "Traceback" not in said
+
+    rows = (run / "rounds.csv").read_bytes().count(b"\n") - 2
+    two = pair(RUN[0], "resume=run")
+    wait_for_rounds(run, rows + 1, two.processes[0])
+    two.processes[0].send_signal(signal.SIGTERM)
+    codes, (said, other) = two.end()
+    assert codes == [130, 1]
+    assert "fedexp resume=run" in said
+    assert "Traceback" not in said
+    assert other.startswith("fedexp: rank 1 on ")
+    assert other.count("\n") == 1
+    assert rows < rounds_in(run) < 8
+
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fedexp(RUN[0], "resume=run", "hardware.engine=sequential").code == 0
+    assert fedexp(*RUN, "hardware.engine=sequential", "hydra.run.dir=undisturbed").code == 0
+    assert_same_run(run, tmp_path / "undisturbed")
+
+
+def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
+    """A sweep of three: rank 1 fails, rank 0 fails, nothing fails."""
+    codes, (said, quiet) = pair("--multirun", *RUN, "rounds=1", "algorithm.fails_in='1','0',nobody").end()
+    assert codes == [1, 0]
+    assert quiet == ""
+    assert "Traceback" not in said
+    jobs = sorted(path for path in (tmp_path / "multirun").glob("*/*") if path.is_dir())
+    summaries = [json.loads((job / "summary.json").read_text()) for job in jobs]
+    assert [summary["status"] for summary in summaries] == ["failed", "failed", "completed"]
+    reports = [(job / "error.txt").read_text() for job in jobs[:2]]
+    assert all("in finish of Drifting: by the test" in report for report in reports)
+    assert ["in rank 1:" in report for report in reports] == [True, False]
+
+
+def test_bad_input_is_one_message(pair, tmp_path):
+    codes, said = pair(*RUN, "alpha=-1").end()
+    assert codes == [2, 0]
+    assert said == ["fedexp: alpha=-1.0: must be a finite number greater than 0\n", ""]
+    assert not (tmp_path / "outputs").exists()

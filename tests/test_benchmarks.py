@@ -1,0 +1,194 @@
+"""The yardstick of the benchmarks trains what fedexp trains, and reports are built right from given measurements."""
+
+import math
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
+
+from benchmarks import __main__ as bench
+from benchmarks import bare, gpu, measure, w1
+from benchmarks.measure import Contestant
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.data.augment import Augmentation, Normalise, load_batch
+from fedexp.data.types import ImageData
+from fedexp.engine.base import Cohort, Workbench
+from fedexp.engine.network import FunctionalNetwork
+from fedexp.engine.schedule import make_schedule
+from fedexp.engine.sequential import Sequential
+from fedexp.models.cnn import CNN
+from fedexp.settings import LocalTraining
+
+NTD = FedNTD(beta=1.0, tau=1.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+MODEL = CNN(channels=(32, 64), kernel=5, padding=2, hidden=(512,))
+
+
+def pixels(n: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8))
+
+
+def test_bare_augmentation_is_that_of_fedexp():
+    augmentation = Augmentation(crop_padding=4, padding_mode="zero", flip=True, cutout=16, rotation=0.0)
+    images, draws = pixels(20), torch.from_numpy(augmentation.draw(np.random.default_rng(1), 20, 32, 32))
+    expected = load_batch(images, torch.arange(20), draws, augmentation, Normalise(MEAN, STD))
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, STD))
+    actual = bare.augment(images, draws[:, :5].T, mean, std)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_bare_draws_cover_their_ranges():
+    batches = bare.Batches(pixels(1), torch.zeros(1), np.array(MEAN), np.array(STD), epochs=1, seed=0)
+    draws = batches.draw(5000)
+    assert draws.amin(1).tolist() == [0, 0, 0, 0, 0]
+    assert draws.amax(1).tolist() == [8, 8, 1, 31, 31]
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), NTD], ids=["fedavg", "fedntd"])
+def test_bare_training_is_that_of_fedexp(algorithm):
+    """One client in float64, 2 epochs of 3 batches: the weights agree, from the same initial model and batches."""
+    torch.manual_seed(0)
+    settings = dict(epochs=2, batch_size=4, lr=0.05, lr_decay=1.0, momentum=w1.MOMENTUM, weight_decay=w1.WEIGHT_DECAY)
+    local, module = LocalTraining(**settings), MODEL.build((3, 32, 32), 10).double()
+    module = module.to(memory_format=torch.channels_last)  # as in fedexp.prepare
+    labels = torch.arange(10)
+    data = ImageData("noise", pixels(10), labels, pixels(10), labels, tuple("abcdefghij"), MEAN, STD)
+    workbench = Workbench(FunctionalNetwork(module, "fp64"), data, Normalise(MEAN, STD), None, local, torch.float64)
+    schedule = make_schedule(np.arange(10), local, None, (32, 32), seed=0, round=1, client=0)
+    server = {"params": {k: v.detach().clone() for k, v in module.named_parameters()}, "buffers": {}}
+    cohort = Cohort(1, [0], [schedule], [{}], [{}])
+    trained = Sequential().train(algorithm, workbench, server, cohort, local.lr, evaluate_local=False)
+
+    nets = [bare.Net().double().to(memory_format=torch.channels_last) for _ in range(2)]
+    for net in nets:  # the parameters stand in the same order
+        net.load_state_dict(dict(zip(net.state_dict(), server["params"].values(), strict=True)))
+    rows = [row[:length] for row, length in zip(schedule.index, schedule.lengths, strict=True)]
+    batches = [(*workbench.load_train(row, None),) for row in rows]
+    assert [len(y) for _, y in batches] == [4, 4, 2, 4, 4, 2]
+    bare.descend(nets[0], nets[1] if algorithm is NTD else None, iter(batches), local.lr, bf16=False)
+    for actual, expected in zip(nets[0].parameters(), trained.messages["params"].values(), strict=True):
+        torch.testing.assert_close(actual.detach(), expected[0], rtol=0, atol=1e-12)
+
+
+def test_not_true_distillation_by_hand():
+    """Label 0: classes 1 and 2 are left, teacher (1/2, 1/2), student (3/4, 1/4)."""
+    student, teacher = torch.tensor([[9.0, math.log(3.0), 0.0]]), torch.zeros(1, 3)
+    expected = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
+    assert bare.not_true_distillation(student, teacher, torch.tensor([0])).item() == pytest.approx(expected, abs=1e-6)
+    ours = NTD.distillation(teacher, student, torch.tensor([[False, True, True]]))
+    assert ours.item() == pytest.approx(expected, abs=1e-6)
+
+
+def workload(sizes: list[list[int]]) -> w1.Workload:
+    total, empty = sum(map(sum, sizes)), np.zeros((0, 32, 32, 3), np.uint8)
+    labels = np.zeros(0, np.int64)
+    return w1.Workload(
+        *(empty, labels, empty, labels, np.array(MEAN), np.array(STD)),
+        indices=np.arange(total), sizes=np.array(sizes), epochs=np.array(5),
+    )  # fmt: skip
+
+
+def test_workload_survives_its_files(tmp_path: Path):
+    workload([[1, 2], [3, 4]]).save(tmp_path)
+    loaded = w1.Workload.load(tmp_path)
+    assert [part.tolist() for part in loaded.cohort(2)] == [[3, 4, 5], [6, 7, 8, 9]]
+    assert (loaded.examples(1), loaded.examples(2)) == (15, 35)
+
+
+def write(folder: Path, seconds: list[float], examples: float = 100.0) -> None:
+    rows = [{"round": n, "train_samples_per_second": examples / s, "train_seconds": s, "seconds": 2 * s}
+            for n, s in enumerate(seconds, start=1)]  # fmt: skip
+    rows[-1]["test_accuracy"] = 0.25
+    measure.write_rounds(folder, rows)
+
+
+def test_first_round_is_not_counted(tmp_path: Path):
+    write(tmp_path, [50.0, 1.0, 3.0])
+    rep = measure.read_rounds(tmp_path)
+    assert (rep.rate, rep.all_in, rep.seconds, rep.accuracy, rep.total) == (50, 25, 4, 0.25, 108)
+    assert rep.examples == (100, 100)
+    assert measure.read_rounds(tmp_path, last=2).seconds == 2
+
+
+def test_table_takes_ratios_within_a_repetition(tmp_path: Path):
+    """The machine is half as fast in the second repetition: rates spread, ratios do not."""
+    reps: dict[str, list[measure.Rep]] = {"floor": [], "ours": []}
+    for slow in (1.0, 2.0):
+        for name, seconds in (("floor", 3.0), ("ours", 2.0)):
+            write(tmp_path, [9.0, slow * seconds])
+            reps[name].append(measure.read_rounds(tmp_path, pss=slow, rss=3.0))
+    floor, ours = Contestant("floor", ()), Contestant("ours", (), reference="floor")
+    lines = measure.table([floor, ours], reps).splitlines()
+    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
+    assert cells == [
+        *("ours", "2", "38 (25 to 50)", "6.00 (4.00 to 8.00)", "floor"),
+        *("1.50 (1.50 to 1.50)", "1.50 (1.50 to 1.50)", "2.00 (3.00)", "0.250"),
+    ]
+    without = measure.table([floor, replace(ours, reference="skipped")], reps)
+    assert "| ours | 2 | 38 (25 to 50) | 6.00 (4.00 to 8.00) |  |  |" in without
+
+
+def test_contestants_run_in_turn_and_failures_do_not_stop_the_others(tmp_path: Path, monkeypatch):
+    good = "import sys, shutil; shutil.copytree(sys.argv[1], sys.argv[2])"
+    write(tmp_path / "given", [9.0, 1.0])
+    command = (sys.executable, "-c", good, str(tmp_path / "given"), "OUT")
+    wrong = (sys.executable, "-c", "raise SystemExit('no such thing')")
+    refused = (sys.executable, "-c", "print('hardware.engine=x: must be one of'); raise SystemExit(2)", "fedexp")
+    contestants = [Contestant("a", command), Contestant("b", wrong), Contestant("c", command), Contestant("d", refused)]
+    order: list[str] = []
+    once = measure.run_once
+    monkeypatch.setattr(measure, "run_once", lambda c, *rest: order.append(c.name) or once(c, *rest))
+    reps, left_out = measure.measure(contestants, 2, tmp_path / "work")
+    assert order == ["a", "b", "c", "d", "a", "c"]
+    assert {name: len(own) for name, own in reps.items()} == {"a": 2, "c": 2}
+    assert [line.split(":")[:2] for line in left_out] == [["b", " failed"], ["d", " skipped, fedexp refuses it"]]
+    assert "no such thing" in left_out[0]
+
+
+def test_different_work_is_not_compared(tmp_path: Path):
+    copy = "import sys, shutil; shutil.copytree(sys.argv[1], sys.argv[2])"
+    for name, examples in (("a", 100.0), ("b", 110.0)):
+        write(tmp_path / name, [9.0, 1.0], examples)
+    contestants = [Contestant(n, (sys.executable, "-c", copy, str(tmp_path / n), "OUT")) for n in ("a", "b")]
+    with pytest.raises(RuntimeError, match="different numbers of examples"):
+        measure.measure(contestants, 1, tmp_path / "work")
+
+
+def test_every_section_is_replaced_alone(tmp_path: Path):
+    path = tmp_path / "RESULTS.md"
+    for name, text in (("W1", "old"), ("Growth", "kept"), ("W1", "new")):
+        measure.write_section(name, text, path)
+    assert path.read_text().split("\n\n")[2:] == ["## Growth", "kept", "## W1", "new\n"]
+
+
+def test_references_come_along_with_what_is_asked_for():
+    options = Namespace(
+        algorithms=["fedavg", "fedntd", "missing"], precisions=["fp32"], engines=["sequential", "workers"], threads=1,
+        workers=2, rounds=1, local_evaluation=False, only=["workers, fedntd"],
+    )  # fmt: skip
+    chosen = bench.contestants(options, Path("w1"), [])
+    assert [c.name for c in chosen] == ["floor, fedntd fp32, 2 processes", "fedexp workers, fedntd fp32"]
+    assert "hardware.workers=2" in chosen[1].command
+
+
+def test_gpu_benchmark_needs_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert capsys.readouterr().err == "benchmarks.gpu: torch finds no CUDA device on this machine\n"
+
+
+def test_bare_model_is_the_cnn_of_w1():
+    assert sum(p.numel() for p in bare.Net().parameters()) == 2_156_490
+    torch.manual_seed(0)
+    net, ours, x = bare.Net(), MODEL.build((3, 32, 32), 10), torch.randn(2, 3, 32, 32)
+    ours.load_state_dict(dict(zip(ours.state_dict(), net.state_dict().values(), strict=True)))
+    assert F.mse_loss(net(x), ours(x).logits).item() == 0

@@ -1,0 +1,105 @@
+"""The parts of the distributed engine that need no second process; whole runs stand in e2e/test_torchrun.py."""
+
+import io
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedexp.engine.distributed import CPU, Packet, _Unpickler, attempt
+from fedexp.engine.ranks import Ranks, find_ranks
+from fedexp.engine.worker import Failure
+from fedexp.errors import ConfigError
+from fedexp.hardware import Hardware
+
+MASTER = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+TORCHRUN = MASTER | {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+SLURM = MASTER | {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        (TORCHRUN, Ranks(3, 8, 1)),
+        (SLURM, Ranks(2, 4, 0)),
+        (SLURM | TORCHRUN, Ranks(3, 8, 1)),  # torchrun inside a Slurm job
+        ({}, None),
+        (MASTER, None),
+        ({k: v for k, v in SLURM.items() if k != "MASTER_ADDR"}, None),  # independent runs of one Slurm job
+        ({k: v for k, v in TORCHRUN.items() if k != "LOCAL_RANK"}, None),
+        (TORCHRUN | {"RANK": "first"}, None),
+    ],
+)
+def test_ranks_are_found_in_the_environment(environment, found):
+    assert find_ranks(environment) == found
+
+
+def hardware(**changes):
+    values = {"device": "cpu", "engine": "auto", "workers": None, "precision": "fp32", "threads": None, "chunk": None}
+    return Hardware(**values | changes)
+
+
+def test_distributed_without_a_launcher_says_how_to_start(monkeypatch):
+    for name in TORCHRUN | SLURM:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"hardware.engine=distributed: .*torchrun --nproc-per-node=2 -m fedexp"):
+        hardware(engine="distributed").resolve(mixes_examples=False, cohort_size=4)
+
+
+def test_several_processes_mean_the_distributed_engine(monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    for engine in ("auto", "distributed"):
+        chosen = hardware(engine=engine).resolve(mixes_examples=False, cohort_size=4)
+        assert (chosen.engine, chosen.inner, chosen.workers, chosen.threads) == ("distributed", "sequential", 8, 1)
+    for engine in ("sequential", "workers", "vectorised"):
+        with pytest.raises(ConfigError, match=f"hardware.engine={engine}: 8 processes were started"):
+            hardware(engine=engine).resolve(mixes_examples=False, cohort_size=4)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert hardware(engine="sequential").resolve(mixes_examples=False, cohort_size=4).engine == "sequential"
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A value as the engine sends it: tensors among other things."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    module: torch.nn.Module
+
+
+def received(packet: Packet):
+    return _Unpickler(io.BytesIO(packet.pickled), packet.flat).load()
+
+
+def test_a_packet_keeps_values_types_and_layout():
+    tensors = {
+        "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "odd": torch.arange(7, dtype=torch.uint8)[1:6:2],  # not dense: arrives dense
+        "half": torch.randn(3).to(torch.bfloat16),
+        "scalar": torch.tensor(3),
+        "empty": torch.zeros(0, 4),
+        "grad": torch.ones(2, dtype=torch.float64, requires_grad=True),
+    }
+    sent = Mixed("x", tensors, torch.nn.Conv2d(1, 2, 3))
+    packet = Packet.pack(sent, CPU)
+    came = received(packet)
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(came.tensors[name], tensor.detach(), rtol=0, atol=0)
+        assert not came.tensors[name].requires_grad
+    assert came.name == "x"
+    assert came.tensors["last"].stride() == tensors["last"].stride()
+    for key, value in sent.module.state_dict().items():
+        assert torch.equal(came.module.state_dict()[key], value)
+    assert isinstance(came.module.weight, torch.nn.Parameter)
+    assert len(packet.pickled) < 4096  # the tensors' bytes do not travel in the pickle
+    packet.flat.fill_(0)
+    assert came.tensors["last"].abs().sum() == 0  # the values lie in the flat tensor: nothing is copied at the receiver
+
+
+def test_what_goes_wrong_is_an_answer_too():
+    failure = attempt(lambda: 1 / 0)
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.error, ZeroDivisionError)
+    assert "1 / 0" in failure.report
+    assert attempt(max, 1, 2) == 2

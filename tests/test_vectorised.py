@@ -1,0 +1,644 @@
+"""The vectorised engine's fast paths, each against the slow obvious one; what needs a GPU is marked so."""
+
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.engine import vectorised, vectorised_clients, vectorised_convolution, vectorised_graphs
+from fedexp.engine.network import FunctionalNetwork
+from fedexp.engine.sequential import Sequential
+from fedexp.engine.vectorised import OutOfMemory, Vectorised
+from fedexp.engine.vectorised_clients import Clients, Job
+from fedexp.engine.vectorised_convolution import UnfoldingNetwork, convolve
+from fedexp.engine.vectorised_graphs import Graphs, rounded
+from fedexp.errors import ConfigError
+from fedexp.models.cnn import CNN
+from fedexp.run import assemble
+from test_algorithms import EveryHook, SignDescent, train
+from world import LOCAL, advance, make_experiment, play, play_round
+
+NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
+DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))  # the second convolution needs the gradient of its input
+SINGLE = replace(LOCAL, batch_size=1, epochs=1)
+ALGORITHMS = [FedAvg(), NTD, EveryHook(pull=0.5), SignDescent(scale=0.5)]
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+
+
+def assert_equal(actual, expected, atol=0.0):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def assert_same_training(actual, expected, atol=1e-12):
+    for name in ("messages", "states", "losses"):
+        assert_equal(getattr(actual, name), getattr(expected, name), atol=atol)
+    assert_equal(actual.class_correct, expected.class_correct)
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# --- convolutions
+
+
+class Calls:
+    """Counts the calls of a function that it stands for."""
+
+    def __init__(self, function):
+        self.function, self.count = function, 0
+
+    def __call__(self, *args, **kwargs):
+        self.count += 1
+        return self.function(*args, **kwargs)
+
+
+def value_and_gradients(function, x, weight, bias):
+    """For stacked tensors: outputs and the gradients of a non-linear function of them by all inputs."""
+
+    def loss(x, weight, bias):
+        y = function(x, weight, bias)
+        return (y**3).sum(), y
+
+    gradients, value = vmap(grad(loss, argnums=(0, 1, 2), has_aux=True))(x, weight, bias)
+    return value, gradients
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "padding"),
+    [((3, 3), (1, 1)), ((5, 5), (2, 2)), ((1, 1), (0, 0)), ((3, 2), (0, 1)), ((5, 3), (4, 0)), ((6, 7), (0, 0))],
+)
+def test_unfolded_convolution(kernel, padding, channels_last):
+    x, weight, bias = normal(3, 2, 4, 6, 7), normal(3, 5, 4, *kernel), normal(3, 5)
+    if channels_last:
+        x, weight = (t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (x, weight))
+    ours = value_and_gradients(lambda *inputs: convolve(*inputs, padding), x, weight, bias)
+    torchs = value_and_gradients(lambda *inputs: F.conv2d(*inputs, padding=padding), x, weight, bias)
+    torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "unfolded"),
+    [
+        ((5, 4, 3, 3), {"padding": 1}, True),
+        ((5, 4, 3, 3), {"padding": (1,), "stride": [1, 1]}, True),
+        ((5, 4, 3, 3), {"stride": 2}, False),
+        ((5, 4, 3, 3), {"dilation": 2}, False),
+        ((6, 2, 3, 3), {"groups": 2}, False),
+        ((5, 4, 3, 3), {"padding": "same"}, False),
+        ((5, 4, 3, 3), {"padding": 3}, False),
+    ],
+    ids=str,
+)
+def test_only_plain_convolutions_are_unfolded(shape, options, unfolded, monkeypatch):
+    calls = Calls(vectorised_convolution.convolve)
+    monkeypatch.setattr(vectorised_convolution, "convolve", calls)
+    x, weight, bias = normal(3, 2, 4, 7, 7), normal(3, *shape), normal(3, shape[0])
+    function = partial(F.conv2d, **options)
+    expected = value_and_gradients(function, x, weight, bias)
+
+    def under_the_mode(*inputs):
+        with vectorised_convolution._Unfolding():
+            return function(*inputs)
+
+    torch.testing.assert_close(value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11)
+    assert calls.count == unfolded
+
+
+def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
+    """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
+    calls = Calls(vectorised_convolution.convolve)
+    monkeypatch.setattr(vectorised_convolution, "convolve", calls)
+    module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
+    net, shared = UnfoldingNetwork(FunctionalNetwork(module, "fp64")), dict(module.named_parameters())
+    stacked = {name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()}
+    x = normal(3, 2, 1, 6, 6)
+    vmap(lambda one: net(shared, one).logits)(x)
+    vmap(lambda params: net(params, x[0]).logits)(stacked)
+    assert calls.count == 0
+    vmap(lambda params, one: net(params, one).logits)(stacked, x)
+    assert calls.count == 1
+
+
+@every_algorithm
+def test_unfolding_engine_is_the_sequential_one(algorithm, monkeypatch):
+    calls = Calls(vectorised_convolution.convolve)
+    monkeypatch.setattr(vectorised_convolution, "convolve", calls)
+    experiment = make_experiment(algorithm, model=DEEP)
+    state = play(experiment, 1)
+    expected, unfolded = (
+        train(engine, experiment, state, evaluate_local=True)
+        for engine in (Sequential(), Vectorised(convolution="unfold"))
+    )
+    assert_same_training(unfolded, expected)
+    assert calls.count > 0
+
+
+def test_convolution_must_be_known():
+    experiment = make_experiment()
+    with pytest.raises(ConfigError, match=r"hardware.convolution=unfolded: must be .*nearest: 'unfold'"):
+        train(Vectorised(convolution="unfolded"), experiment, experiment.initial_state())
+
+
+# --- chunks and memory
+
+
+class Limited:
+    """Stands for `run_steps` on a device where at most `limit` clients fit, and fails in the middle of the steps."""
+
+    def __init__(self, limit, error=None):
+        self.limit, self.counts = limit, []
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def __call__(self, clients, graphs):
+        self.counts.append(clients.count)
+        vectorised_graphs.run_steps(clients, graphs)
+        if clients.count > self.limit:
+            raise self.error
+
+
+@pytest.mark.parametrize("evaluate_local", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [None, RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), RuntimeError("CUDA error: out of memory")],
+    ids=str,
+)
+def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, caplog):
+    """5 clients: 5 and 2 at a time do not fit, so each is trained alone; the next round starts with that."""
+    experiment = make_experiment(EveryHook(pull=0.5), participation=1.0)
+    state = play(experiment, 1)
+    before = tree.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state.server)
+    cohort = assemble(experiment, state, 2)
+    states = tree.map(torch.clone, list(cohort.states))
+    expected = train(Vectorised(1), experiment, state, cohort, evaluate_local)
+    limited, engine = Limited(1, error), Vectorised()
+    monkeypatch.setattr(vectorised, "run_steps", limited)
+    with caplog.at_level(logging.WARNING, "fedexp"):
+        trained = train(engine, experiment, state, cohort, evaluate_local)
+    assert_same_training(trained, expected, atol=0)
+    assert limited.counts == [5, 2, 1, 1, 1, 1, 1]
+    assert [record.message for record in caplog.records] == [
+        "out of memory with 5 clients at a time; round 2 again with 2",
+        "out of memory with 2 clients at a time; round 2 again with 1",
+    ]
+    assert_equal(state.server, before)
+    assert_equal(list(cohort.states), states)
+    train(engine, experiment, state, cohort)
+    assert limited.counts[7:] == [1] * 5
+
+
+def test_out_of_memory_in_a_later_chunk(monkeypatch):
+    """The first chunk was trained and gathered before the second failed: both are trained again."""
+    experiment = make_experiment(NTD)
+    state = play(experiment, 1)
+    expected = train(Vectorised(1), experiment, state)
+    calls = []
+
+    def second_fails(clients, graphs):
+        calls.append(clients.count)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        vectorised_graphs.run_steps(clients, graphs)
+
+    monkeypatch.setattr(vectorised, "run_steps", second_fails)
+    assert_same_training(train(Vectorised(2), experiment, state), expected, atol=0)
+    assert calls == [2, 2, 1, 1, 1, 1]
+
+
+def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
+    experiment = make_experiment()
+    monkeypatch.setattr(vectorised, "run_steps", Limited(0))
+    with pytest.raises(OutOfMemory, match=r"try hardware.precision=bf16, .* smaller local.batch_size"):
+        train(Vectorised(), experiment, experiment.initial_state())
+
+
+def test_other_errors_are_not_taken_for_it(monkeypatch):
+    experiment = make_experiment()
+    monkeypatch.setattr(vectorised, "run_steps", Limited(0, RuntimeError("shapes do not match")))
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        train(Vectorised(), experiment, experiment.initial_state())
+
+
+def test_what_is_recorded():
+    """CUDA only, and float32 only: torch's fused SGD reads a learning rate in memory as float32."""
+    bench = make_experiment().bench
+    assert not vectorised.can_be_recorded(bench)
+    assert not vectorised.can_be_recorded(replace(bench, dtype=torch.float32))
+
+
+def test_first_chunk_from_free_memory(monkeypatch):
+    """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
+    monkeypatch.setattr(vectorised, "free_memory", lambda device: 1000)
+    experiment = make_experiment()
+    job = Job(FedAvg(), experiment.bench, experiment.bench.net, {}, 0.1)
+    for each, chunk in ((120, 4), (501, 1), (0, 500)):
+        monkeypatch.setattr(vectorised, "memory_of_one", lambda job, cohort, each=each: each)
+        assert vectorised.chunk_that_fits(job, None) == chunk
+    monkeypatch.setattr(vectorised, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None))
+    assert vectorised.chunk_that_fits(job, None) == 1
+
+
+class Clients0:
+    """Clients of whom there is nothing to train."""
+
+    count = 1
+    runs = staticmethod(lambda: ())
+
+
+@pytest.mark.parametrize(
+    ("load_bytes", "runs"),
+    [
+        (1, [(0, 1, 5), (1, 2, 5), (2, 3, 3), (3, 4, 3), (4, 5, 2), (5, 6, 2)]),
+        (2 * 5 * 4 * 6 * 6 * 8, [(0, 2, 5), (2, 4, 3), (4, 6, 2)]),
+    ],
+    ids=["one step", "two steps"],
+)
+def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatch):
+    """Images of 6 x 6 pixels in float64, batches of 4; clients of 1, 3, 7, 12, 10 examples for 2 epochs."""
+    experiment = make_experiment(NTD, participation=1.0)
+    state = play(experiment, 1)
+    expected = train(Vectorised(), experiment, state)
+    monkeypatch.setattr(vectorised_clients, "LOAD_BYTES", load_bytes)
+    cohort = assemble(experiment, state, 2)
+    cohort = cohort.take(cohort.longest_first())
+    clients = Clients(Job(NTD, experiment.bench, experiment.bench.net, state.server, 0.1), cohort)
+    assert [s.steps for s in cohort.schedules] == [6, 6, 4, 2, 2]
+    assert list(clients.runs()) == runs
+    assert_same_training(train(Vectorised(), experiment, state), expected, atol=0)
+
+
+# --- local models on the test set
+
+
+def test_evaluation_of_all_local_models_at_once():
+    """100 random models of 20 images: right answers by class, as one after the other."""
+    experiment = make_experiment(local=replace(LOCAL, batch_size=3))  # 9 images at a time
+    bench, server = experiment.bench, experiment.initial_state().server
+    stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
+    job = Job(FedAvg(), bench, bench.net, server, 0.1)
+    correct = vectorised.evaluate_together(job, stacked)
+    expected = [bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)]
+    assert_equal(correct, torch.stack(expected))
+    assert len(set(correct.sum(1).tolist())) > 5
+
+
+# --- nothing waits for the device
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what makes a CUDA device tell the host a value or the size of a result."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "bincount")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in self.REFUSED, name
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), name
+        return function(*args, **kwargs or {})
+
+
+@contextmanager
+def no_waiting():
+    """The mode above, and these, which it does not see, since on a CPU they read the memory of the tensor."""
+
+    def refuse(*args):
+        raise AssertionError("reads a tensor")
+
+    with pytest.MonkeyPatch.context() as patch, NoWaiting():
+        for name in ("tolist", "numpy", "cpu"):
+            patch.setattr(torch.Tensor, name, refuse)
+        yield
+
+
+def test_the_check_itself():
+    reads = ("values[0].item()", "values.tolist()", "values.cpu()", "int(values[0])", "bool(values[0])")
+    for code in (*reads, "values.nonzero()", "values[values > 1]", "values.bincount()", "values.unique()"):
+        with pytest.raises(AssertionError), no_waiting():
+            eval(code, {"values": torch.arange(3)})
+
+
+@pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2, "unfold")], ids=str)
+@every_algorithm
+def test_training_does_not_wait(algorithm, engine):
+    experiment = make_experiment(algorithm, model=DEEP)
+    state = play(experiment, 1)
+    cohort = assemble(experiment, state, 2)
+    with no_waiting():
+        train(engine, experiment, state, cohort, evaluate_local=True)
+
+
+def test_evaluation_does_not_wait():
+    experiment = make_experiment()
+    state = experiment.initial_state()
+    with no_waiting():
+        experiment.bench.evaluate(state.server["params"])
+
+
+# --- recorded steps
+
+
+class Closures:
+    """A capture that keeps the step itself."""
+
+    def warm_up(self, step):
+        step()
+
+    def record(self, step):
+        return step
+
+
+class Traces:
+    """A capture that keeps kernels and the memory that they work on, and never calls the step again, as CUDA does."""
+
+    def __init__(self, fail=False):
+        self.fail, self.recorded, self.replayed = fail, 0, 0
+        self.frames = []
+
+    def warm_up(self, step):
+        step()
+
+    def record(self, step):
+        if self.fail:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        changed = [leaf for r in self.graphs._recorded.values() for leaf in changed_by_a_step(r.frame)]
+        before = [leaf.clone() for leaf in changed]
+        traced = make_fx(lambda: step())()
+        for leaf, value in zip(changed, before, strict=True):  # tracing carries the step out, recording must not
+            leaf.copy_(value)
+        self.recorded += 1
+
+        def replay():
+            self.replayed += 1
+            with torch.no_grad():
+                traced()
+
+        return replay
+
+
+def changed_by_a_step(frame):
+    return [*frame.params.values(), *frame.momentum.values(), frame.losses]
+
+
+def recording(capture, *options):
+    """An engine that records its steps with `capture`, on whatever device."""
+    engine = Vectorised(*options)
+    engine._graphs = capture.graphs = Graphs(capture)
+    return engine
+
+
+@every_algorithm
+@pytest.mark.parametrize("capture", [Closures, Traces])
+@pytest.mark.parametrize("options", [(), (3,), (None, "unfold")], ids=str)
+def test_recorded_steps_are_the_steps(algorithm, capture, options):
+    """Over rounds with other clients, learning rates and server states, which a recording must not have kept."""
+    experiment = make_experiment(algorithm, model=DEEP if "unfold" in options else None)
+    state, capture = experiment.initial_state(), capture()
+    engine = recording(capture, *options)
+    for number in range(1, 5):
+        cohort, lr = assemble(experiment, state, number), 0.1 / number
+        plain, recorded = (
+            one.train(algorithm, experiment.bench, state.server, cohort, lr, True)
+            for one in (Vectorised(*options, cuda_graphs=False), engine)
+        )
+        assert_same_training(recorded, plain, atol=1e-13)
+        advance(state, play_round(experiment, state))
+    if isinstance(capture, Traces):
+        assert 0 < capture.recorded <= 8  # at most once for each number of clients, in each of two frames
+        assert capture.replayed > 2 * capture.recorded
+    assert not engine._graphs.failed
+
+
+def test_clients_that_are_done_are_left_alone_by_larger_graphs():
+    """11 clients of 1 to 3 steps: graphs of 11, 10 for the 9 that have a second step, 3."""
+    experiment = make_experiment(NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE)
+    state = experiment.initial_state()
+    expected = train(Vectorised(cuda_graphs=False), experiment, state)
+    engine = recording(Closures())
+    for _ in range(3):
+        assert_same_training(train(engine, experiment, state), expected, atol=1e-13)
+    (recorded,) = engine._graphs._recorded.values()
+    assert recorded.replays.keys() == {11, 10, 3}
+
+
+def test_a_frame_is_not_used_for_another_algorithm_or_training():
+    """One engine, models of one shape; what differs is part of the recording."""
+    first, engine = make_experiment(NTD), recording(Closures())
+    other = replace(first, algorithm=replace(NTD, tau=3.0))
+    slower = make_experiment(replace(NTD, tau=3.0), local=replace(LOCAL, momentum=0.5))
+    for experiment in (first, other, slower):
+        state = experiment.initial_state()
+        expected = train(Vectorised(), experiment, state)
+        for _ in range(3):
+            assert_same_training(train(engine, experiment, state), expected, atol=1e-13)
+    assert len(engine._graphs._recorded) <= vectorised_graphs.FRAMES
+
+
+def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
+    experiment = make_experiment(NTD)
+    state = play(experiment, 1)
+    engine = recording(Traces(fail=True))
+    with caplog.at_level(logging.WARNING, "fedexp"):
+        for _ in range(2):
+            assert_same_training(train(engine, experiment, state), train(Vectorised(), experiment, state))
+    (record,) = caplog.records
+    assert "(operation not permitted when stream is capturing); going on without graphs" in record.message
+
+
+def test_out_of_memory_while_recording_halves_the_chunk(caplog):
+    experiment = make_experiment(NTD)
+    state = play(experiment, 1)
+    capture = Traces()
+    engine = recording(capture)
+    recorded, record = [], capture.record
+
+    def large_ones_fail(step):
+        recorded.append(1)
+        if len(recorded) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(step)
+
+    capture.record = large_ones_fail
+    with caplog.at_level(logging.WARNING, "fedexp"):
+        assert_same_training(train(engine, experiment, state), train(Vectorised(2), experiment, state), atol=1e-13)
+    assert [r.message for r in caplog.records] == ["out of memory with 4 clients at a time; round 2 again with 2"]
+
+
+def test_sizes_of_graphs():
+    sizes = [rounded(active, 1000) for active in range(1, 1001)]
+    assert sorted(set(sizes))[:15] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28]
+    assert len(set(sizes)) == 8 + 4 * 7  # 4 for each doubling from 8 to 1,024
+    assert all(active <= size <= 1.25 * active for active, size in enumerate(sizes, 1))
+    assert [rounded(active, 9) for active in (8, 9)] == [8, 9]
+
+
+# --- kernels launched
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that launch a kernel; views and empty tensors launch none."""
+
+    FREE = ("empty", "new_empty", "expand", "view", "reshape", "permute", "transpose", "select", "slice", "unfold", "t")
+    FREE += ("_unsafe_view", "squeeze", "unsqueeze", "as_strided", "detach", "alias", "movedim", "empty_like")
+    FREE += ("empty_strided", "split", "unbind", "lift_fresh")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.overloadpacket.__name__ not in self.FREE
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("algorithm", "most"), [(FedAvg(), 60), (NTD, 105)], ids=["FedAvg", "FedNTD"])
+def test_few_kernels_a_step(algorithm, most):
+    """What a step costs on a GPU whose kernels are short; the update is one for all parameters."""
+    counts = []
+    for epochs in (2, 12):
+        experiment = make_experiment(algorithm, sizes=(8, 8), participation=1.0, local=replace(LOCAL, epochs=epochs))
+        state = experiment.initial_state()
+        cohort = assemble(experiment, state, 1)
+        with Kernels() as kernels:
+            train(Vectorised(), experiment, state, cohort)
+        counts.append(kernels.count)
+    assert (counts[1] - counts[0]) / 20 < most  # 2 steps an epoch
+
+
+# --- bf16
+
+
+@pytest.mark.parametrize("convolution", ["grouped", "unfold"])
+def test_bf16_is_near_fp32(convolution):
+    """bf16 keeps 8 bits: one rounding is at most 2^-9 = 0.2 %; after 6 steps, a few per cent of the change."""
+    experiment = make_experiment(NTD, model=DEEP)
+    state = tree.map(lambda leaf: leaf.float(), experiment.initial_state().server)
+    cohort = assemble(experiment, experiment.initial_state(), 1)
+    outcomes = {}
+    for precision in ("fp32", "bf16"):
+        module = experiment.bench.net.module.float()
+        bench = replace(experiment.bench, net=FunctionalNetwork(module, precision), dtype=torch.float32)
+        engine = Vectorised(convolution=convolution)
+        outcomes[precision] = engine.train(NTD, bench, state, cohort, 0.1, False)
+    full, half = (outcomes[p].messages["params"] for p in ("fp32", "bf16"))
+    start = state["params"]
+    change = torch.cat([(full[k] - start[k]).flatten() for k in full]).norm()
+    difference = torch.cat([(half[k] - full[k]).flatten() for k in full]).norm()
+    assert all(leaf.dtype == torch.float32 for leaf in half.values())
+    assert 0 < difference < 0.05 * change
+    torch.testing.assert_close(outcomes["bf16"].losses, outcomes["fp32"].losses, rtol=0.02, atol=0)
+
+
+# --- on a GPU
+
+
+def move(values, device, dtype=None):
+    """A tree on a device, its floating-point leaves in `dtype`."""
+    return tree.map(
+        lambda leaf: (
+            leaf.to(device, dtype if leaf.is_floating_point() else None) if isinstance(leaf, torch.Tensor) else leaf
+        ),
+        values,
+    )
+
+
+class OnGpu:
+    """An experiment on a CUDA device."""
+
+    def __init__(self, experiment, dtype=torch.float64):
+        self.experiment, self.dtype, self.device = experiment, dtype, torch.device("cuda")
+        self.bench = replace(experiment.bench.to(self.device), dtype=dtype)
+        self.bench.net.module.to(dtype)
+
+    def train(self, engine, server, cohort, lr=0.1, evaluate_local=True):
+        """What comes back stays on the device."""
+        cohort = replace(cohort, states=move(list(cohort.states), self.device, self.dtype))
+        server = move(server, self.device, self.dtype)
+        return engine.train(self.experiment.algorithm, self.bench, server, cohort, lr, evaluate_local)
+
+
+@pytest.mark.gpu
+@every_algorithm
+@pytest.mark.parametrize("convolution", ["grouped", "unfold"])
+def test_gpu_is_the_cpu(algorithm, convolution):
+    """In float64, which has no graphs."""
+    experiment = make_experiment(algorithm, model=DEEP, participation=1.0)
+    state, gpu, engine = experiment.initial_state(), OnGpu(experiment), Vectorised(convolution=convolution)
+    for number in range(1, 4):
+        cohort = assemble(experiment, state, number)
+        expected = experiment.engine.train(algorithm, experiment.bench, state.server, cohort, 0.1 / number, True)
+        trained = gpu.train(engine, state.server, cohort, 0.1 / number)
+        on_host = {name: move(value, "cpu") for name, value in trained.tree().items()}
+        assert_same_training(replace(trained, **on_host), expected, atol=1e-11)
+        advance(state, play_round(experiment, state))
+    assert engine._graphs is None
+
+
+@pytest.mark.gpu
+@every_algorithm
+@pytest.mark.parametrize("convolution", ["grouped", "unfold"])
+def test_gpu_graphs_are_the_steps(algorithm, convolution):
+    """In float32, rounds with other clients, server states and learning rates: the same kernels, recorded."""
+    experiment = make_experiment(algorithm, model=DEEP)
+    state, gpu = experiment.initial_state(), OnGpu(experiment, torch.float32)
+    eager, engine = (Vectorised(convolution=convolution, cuda_graphs=graphs) for graphs in (False, True))
+    for number in range(1, 6):
+        cohort, lr = assemble(experiment, state, number), 0.1 / number
+        plain, recorded = (gpu.train(one, state.server, cohort, lr, False) for one in (eager, engine))
+        assert_same_training(recorded, plain, atol=1e-5)
+        advance(state, play_round(experiment, state))
+    assert not engine._graphs.failed
+    assert any(frame.replays for frame in engine._graphs._recorded.values())
+
+
+@pytest.mark.gpu
+@every_algorithm
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
+    """torch refuses every wait, after some rounds, since making constants and recording wait once."""
+    experiment = make_experiment(algorithm, model=DEEP)
+    state, gpu, engine = (
+        experiment.initial_state(),
+        OnGpu(experiment, torch.float32),
+        Vectorised(cuda_graphs=cuda_graphs),
+    )
+    server, cohort = move(state.server, gpu.device, gpu.dtype), assemble(experiment, state, 1)
+    cohort = replace(cohort, states=move(list(cohort.states), gpu.device, gpu.dtype))
+    for number in range(5):
+        torch.cuda.set_sync_debug_mode("error" if number == 4 else "default")
+        try:
+            engine.train(algorithm, gpu.bench, server, cohort, 0.1, False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_gpu_out_of_memory(monkeypatch):
+    """Each client takes a twentieth of the free memory besides: 64 and 32 at a time are too many, 16 are not."""
+    experiment = make_experiment(FedAvg(), model=DEEP)
+    state, gpu, seen = experiment.initial_state(), OnGpu(experiment), []
+    cohort = assemble(experiment, state, 1)
+    many = cohort.take([i % len(cohort.clients) for i in range(64)])
+    expected = gpu.train(Vectorised(1), state.server, many)
+
+    def hungry(clients, graphs):
+        seen.append(clients.count)
+        free = vectorised.free_memory(gpu.device)
+        kept = torch.empty(free * clients.count // 20, dtype=torch.uint8, device=gpu.device)
+        vectorised_graphs.run_steps(clients, graphs)
+        del kept
+
+    monkeypatch.setattr(vectorised, "run_steps", hungry)
+    assert_same_training(gpu.train(Vectorised(64), state.server, many), expected, atol=1e-11)
+    assert seen == [64, 32, 16, 16, 16, 16]
