@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import yaml
 
 from fedexp.engine.distributed import CPU, Packet, _Unpickler, attempt
 from fedexp.engine.ranks import Ranks, find_ranks
 from fedexp.engine.worker import Failure
 from fedexp.errors import ConfigError
 from fedexp.hardware import Hardware
+from world import CONF
 
 MASTER = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 TORCHRUN = MASTER | {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -35,8 +37,9 @@ def test_ranks_are_found_in_the_environment(environment, found):
 
 
 def hardware(**changes):
-    values = {"device": "cpu", "engine": "auto", "workers": None, "precision": "fp32", "threads": None, "chunk": None}
-    return Hardware(**values | changes)
+    values = yaml.safe_load((CONF / "hardware/auto.yaml").read_text())
+    del values["_target_"]
+    return Hardware(**values | {"device": "cpu"} | changes)
 
 
 def test_distributed_without_a_launcher_says_how_to_start(monkeypatch):

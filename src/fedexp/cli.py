@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp.engine.ranks import find_ranks
 from fedexp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,14 +24,26 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 def main() -> int:
     """The console script. Everything global (signals, logging, environment) is set here and nowhere else."""
-    arguments = sys.argv[1:]
-    if "--help" in arguments or "-h" in arguments:
-        from fedexp.help import help_text
+    arguments, ranks = sys.argv[1:], find_ranks()
+    # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if ranks is None:
+        return answer(arguments, nullcontext())
+    from fedexp.engine.distributed import follow, leading
 
-        print(help_text(conf_directory(), config_directories(arguments)))
-        return 0
+    return follow(ranks) if ranks.rank else answer(arguments, leading(ranks))
+
+
+def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
+    """Does what was asked, with the other ranks at hand; the exit code."""
     try:
-        return run_hydra(arguments)
+        with together:
+            if "--help" in arguments or "-h" in arguments:
+                from fedexp.help import help_text
+
+                print(help_text(conf_directory(), config_directories(arguments)))
+                return 0
+            return run_hydra(arguments)
     except ConfigError as error:
         return say(str(error))
     except KeyboardInterrupt:
@@ -65,8 +79,6 @@ def run_hydra(arguments: list[str]) -> int:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     signal.signal(signal.SIGTERM, interrupt)
-    # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.argv = [sys.argv[0], *flags_first(expand_resume(arguments))]
     outcomes: list[int] = []
 
@@ -82,28 +94,28 @@ def run_hydra(arguments: list[str]) -> int:
     return max(outcomes, default=0)
 
 
-def flags_first(arguments: list[str]) -> list[str]:
-    """Hydra's parser does not take overrides on both sides of a flag; users do write them so."""
-    with_value = {
-        "--cfg",
-        "-c",
-        "--package",
-        "-p",
-        "--config-path",
-        "-cp",
-        "--config-name",
-        "-cn",
-        "--config-dir",
-        "-cd",
-    }
+# Hydra's flags that are followed by a value.
+WITH_VALUE = {
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+}
+
+
+def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(flags with their values, overrides), which users write in any order."""
     flags, overrides, rest = [], [], iter(arguments)
     for argument in rest:
         if not argument.startswith("-"):
             overrides.append(argument)
             continue
         flags.append(argument)
-        if argument in with_value:
+        if argument in WITH_VALUE:
             flags += [value for value in [next(rest, None)] if value is not None]
+    return flags, overrides
+
+
+def flags_first(arguments: list[str]) -> list[str]:
+    """Hydra's parser does not take overrides on both sides of a flag."""
+    flags, overrides = split_flags(arguments)
     return flags + overrides
 
 
@@ -183,9 +195,8 @@ def expand_resume(arguments: list[str]) -> list[str]:
         raise ConfigError(f"resume={given[-1]}: not a run directory (no .hydra/overrides.yaml there)") from None
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{stored}: cannot be read ({error})") from error
-    now = [a for a in arguments if not a.startswith("resume=")]
-    flags = [a for a in now if a.startswith("-")]
-    later = [a for a in now if not a.startswith("-")]
+    flags, now = split_flags(arguments)
+    later = [a for a in now if not a.startswith("resume=")]
     # A later override of the same key replaces the stored one, so that check_resume can compare the two.
     kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
     path = str(directory).replace("\\", "\\\\").replace("'", "\\'")

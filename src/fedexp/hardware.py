@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from fedexp.engine.base import Engine
+from fedexp.engine.distributed import Distributed
+from fedexp.engine.ranks import HOW_TO_START, find_ranks
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import Vectorised
 from fedexp.engine.vectorised_convolution import CONVOLUTIONS
@@ -17,6 +19,7 @@ from fedexp.engine.workers import Workers, spread
 from fedexp.errors import ConfigError, require, require_choice
 
 log = logging.getLogger("fedexp")
+ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class Hardware:
     """What the user asked for; `resolve` turns `auto` into a choice and says why."""
 
     device: str  # auto | cpu | cuda | cuda:N
-    engine: str  # auto | sequential | workers | vectorised
+    engine: str  # auto | sequential | workers | vectorised | distributed
     workers: int | None  # processes of the workers engine; None: one per core or GPU, at most one per sampled client
     precision: str  # fp32 | tf32 | bf16 | fp64
     threads: int | None  # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
@@ -35,7 +38,7 @@ class Hardware:
     def __post_init__(self) -> None:
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
         require(known, "hardware.device", self.device, "one of auto, cpu, cuda, cuda:<number>")
-        require_choice("hardware.engine", self.engine, ("auto", "sequential", "workers", "vectorised"))
+        require_choice("hardware.engine", self.engine, ENGINES)
         require_choice("hardware.precision", self.precision, ("fp32", "tf32", "bf16", "fp64"))
         require(self.threads is None or self.threads >= 1, "hardware.threads", self.threads, "at least 1, or null")
         require_choice("hardware.convolution", self.convolution, CONVOLUTIONS)
@@ -47,9 +50,10 @@ class Hardware:
     def resolve(self, mixes_examples: bool, cohort_size: int) -> "Resolved":
         """mixes_examples: the model's batch norm makes one example's output depend on the others of its batch."""
         device, why = self._device()
-        count = self._workers(device, cohort_size)
-        engine = self.engine
-        if engine == "auto" and device.type == "cuda":
+        count, ranks, engine = self._workers(device, cohort_size), self._ranks(), self.engine
+        if ranks > 1 or engine == "distributed":
+            engine, count = "distributed", ranks
+        elif engine == "auto" and device.type == "cuda":
             engine = "sequential" if mixes_examples else "vectorised"
         elif engine == "auto":
             engine = "workers" if count > 1 or self.workers else "sequential"
@@ -62,10 +66,10 @@ class Hardware:
             raise ConfigError("hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU")
         if self.precision == "bf16" and device.type == "cpu" and not has_bf16():
             log.warning("this CPU has no bf16 instructions: bf16 will be many times slower than fp32 (precision=fp32)")
-        if engine != "workers":
+        if engine not in ("workers", "distributed"):
             count = 1
         # One thread, so that the number of cores does not change how sums are rounded.
-        threads = self.threads or (1 if engine == "workers" else default_threads())
+        threads = self.threads or (1 if engine in ("workers", "distributed") else default_threads())
         inner = "vectorised" if device.type == "cuda" and not mixes_examples else "sequential"
         single = Vectorised(self.chunk, self.convolution, self.cuda_graphs)
         return Resolved(device, engine, self.precision, threads, count, single, inner, why)
@@ -74,6 +78,22 @@ class Hardware:
         """How many processes are of use."""
         places = torch.cuda.device_count() if device.type == "cuda" else cores() // (self.threads or 1)
         return min(self.workers or max(places, 1), cohort_size)
+
+    def _ranks(self) -> int:
+        """How many processes torchrun or Slurm has started for this run."""
+        ranks = find_ranks()
+        if ranks is None and self.engine == "distributed":
+            raise ConfigError(f"hardware.engine=distributed: {HOW_TO_START}")
+        size = 1 if ranks is None else ranks.size
+        if size > 1 and (self.engine not in ("auto", "distributed") or self.workers):
+            raise ConfigError(
+                f"hardware.engine={self.engine}: {size} processes were started; must be auto or distributed"
+            )
+        if size > 1 and self.device.startswith("cuda:"):
+            raise ConfigError(
+                f"hardware.device={self.device}: each of {size} processes takes the GPU of its number; use cuda"
+            )
+        return size
 
     def _device(self) -> tuple[torch.device, str]:
         if self.device == "auto":
@@ -121,6 +141,8 @@ class Resolved:
         if self.engine == "workers":
             inner = self._single(self.inner)
             return Workers(inner, spread(self, self.workers), share=self.inner == "vectorised")
+        if self.engine == "distributed":
+            return Distributed(self._single(self.inner), self)
         return self._single(self.engine)
 
     def _single(self, engine: str) -> Engine:
@@ -137,8 +159,9 @@ class Resolved:
     def sentence(self) -> str:
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else plural(self.threads, "thread")
         text = f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.why}"
-        if self.engine == "workers":
-            text = f"{self.device} ({plural(self.workers, 'worker')} of {name} each), {self.precision}: {self.why}"
+        if self.engine in ("workers", "distributed"):
+            noun = "worker" if self.engine == "workers" else "distributed rank"
+            text = f"{self.device} ({plural(self.workers, noun)} of {name} each), {self.precision}: {self.why}"
         return text
 
     def as_dict(self) -> dict[str, Any]:

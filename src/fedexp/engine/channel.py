@@ -33,7 +33,7 @@ class Parcel:
     def pack(cls, value: Any) -> "Parcel":
         """Tensors keep their values, dtype and strides, and arrive on the CPU without gradient."""
         buffer = io.BytesIO()
-        pickler = _Pickler(buffer)
+        pickler = TensorPickler(buffer)
         pickler.dump(value)
         if not pickler.size:
             return cls(buffer.getvalue(), 0, None)
@@ -97,7 +97,7 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where and how a tensor lies in the file."""
 
     dtype: torch.dtype
@@ -111,12 +111,12 @@ class _Place:
         return flat.as_strided(self.shape, self.strides)
 
 
-class _Pickler(pickle.Pickler):
+class TensorPickler(pickle.Pickler):
     """Leaves the tensors out and gives each a place in the file."""
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.tensors: list[tuple[torch.Tensor, _Place]] = []
+        self.tensors: list[tuple[torch.Tensor, Place]] = []
         self.size = 0
 
     def persistent_id(self, value: Any) -> Any:
@@ -124,7 +124,7 @@ class _Pickler(pickle.Pickler):
         if type(value) is not torch.Tensor or not value.numel():
             return None
         strides = value.stride() if _is_dense(value) else torch.empty(value.shape, device="meta").stride()
-        place = _Place(value.dtype, tuple(value.shape), tuple(strides), self.size, value.numel())
+        place = Place(value.dtype, tuple(value.shape), tuple(strides), self.size, value.numel())
         self.tensors.append((value, place))
         self.size += -(-value.numel() * value.element_size() // ALIGNMENT) * ALIGNMENT
         return place

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Cohort, Engine, Evaluation, Gather, Trained, Workbench
-from fedexp.engine.channel import _Pickler, _Place
+from fedexp.engine.channel import Place, TensorPickler
 from fedexp.engine.ranks import Ranks
 from fedexp.engine.worker import Evaluate, Failure, Publish, Setup, Train, Worker, move, picklable
 from fedexp.errors import ConfigError
@@ -225,9 +225,6 @@ class Follower:
                 self.worker.obey(hardware)
                 self.worker.obey(Setup(bench, engine))
                 return gpu_name(self.worker.device)
-            case Train(cohort=cohort):
-                cohort = replace(cohort, states=move(cohort.states, self.worker.device))
-                return self.worker.obey(replace(order, cohort=cohort))
         return self.worker.obey(order) or "done"
 
     def own_device(self, device: torch.device) -> torch.device:
@@ -280,7 +277,7 @@ class Packet:
     def pack(cls, value: Any, device: torch.device) -> "Packet":
         """Tensors keep values, dtype and strides, and arrive on the CPU, or from GPU to GPU where that is `device`."""
         buffer = io.BytesIO()
-        pickler = _Pickler(buffer)
+        pickler = TensorPickler(buffer)
         pickler.dump(value)
         flat = torch.empty(pickler.size, dtype=torch.uint8, device=device)
         for tensor, place in pickler.tensors:
@@ -320,7 +317,7 @@ class _Unpickler(pickle.Unpickler):
         return view(self.flat, place)
 
 
-def view(flat: torch.Tensor, place: _Place) -> torch.Tensor:
+def view(flat: torch.Tensor, place: Place) -> torch.Tensor:
     """The tensor that lies at a place of a flat one."""
     part = flat[place.offset : place.offset + place.count * place.dtype.itemsize]
     return part.view(place.dtype).as_strided(place.shape, place.strides)

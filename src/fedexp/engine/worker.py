@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class Worker:
             case Publish(server):
                 self.server = move(server, self.device)
             case Train(algorithm, cohort, lr, evaluate_local):
+                cohort = replace(cohort, states=move(cohort.states, self.device))
                 return self.engine.train(algorithm, self.bench, self.server, cohort, lr, evaluate_local)
             case Evaluate(batches):
                 self.bench.net.set_buffers(self.server["buffers"])
