@@ -95,6 +95,7 @@ def pair(tmp_path) -> Iterator:
         process.wait()
 
 
+@pytest.mark.slow
 def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
     """Bit for bit, with the states of the clients and the accuracy of local models; only rank 0 prints and writes."""
     write_algorithm(tmp_path)
@@ -113,6 +114,7 @@ def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
     assert answer.stdout.count("round 8/8") == 1
 
 
+@pytest.mark.slow
 def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypatch, tmp_path):
     """Rank 1 killed, resumed, rank 0 interrupted, resumed in one process: the undisturbed run, bit for bit."""
     run = tmp_path / "run"
@@ -142,6 +144,7 @@ def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypat
     assert_same_run(run, tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
     """A sweep of three: rank 1 fails, rank 0 fails, nothing fails."""
     codes, (said, quiet) = pair("--multirun", *RUN, "rounds=1", "algorithm.fails_in='1','0',nobody").end()
