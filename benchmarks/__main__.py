@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
 from benchmarks.w1 import EPOCHS, OVERRIDES, ROOT, data_overrides, data_sentence, prepare_workload
+from fedexp.hardware import cores, has_bf16
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
@@ -67,16 +68,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2, help="counted rounds of a repetition; one more warms up")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of a client in a round")
-    parser.add_argument("--workers", type=int, default=measure.cores(), help="processes of floor and workers engine")
-    parser.add_argument("--threads", type=int, default=measure.cores(), help="threads of the one-process contestants")
+    parser.add_argument("--workers", type=int, default=cores(), help="processes of floor and workers engine")
+    parser.add_argument("--threads", type=int, default=cores(), help="threads of the one-process contestants")
     parser.add_argument("--local-evaluation", action="store_true", help="test every local model class by class")
     parser.add_argument("--only", type=str, action="append", default=[], help="contestants whose name contains this")
     parser.add_argument("--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round")
     parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
     options = parser.parse_args(arguments)
     if options.precisions is None:
-        options.precisions = ["fp32", "bf16"] if measure.has_bf16() else ["fp32"]
-        if not measure.has_bf16():
+        options.precisions = ["fp32", "bf16"] if has_bf16() else ["fp32"]
+        if not has_bf16():
             print("bf16 is left out: this CPU has no bf16 instructions (avx512_bf16, amx_bf16) and would emulate it,")
             print("tens of times slower; --precisions=fp32,bf16 measures it all the same")
     if options.quick:

@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import torch
+
+from fedexp.hardware import cores, cpu_name
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 COLUMNS = ("round", "train_samples_per_second", "train_seconds", "seconds", "test_accuracy")
@@ -213,28 +217,11 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """CPU, cores, instruction set, versions, date: what a figure depends on."""
-    import torch
-
-    from fedexp.hardware import cpu_name
-
     device = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
     return (
         f"{cpu_name()}{device}; {cores()} cores; torch's instruction set {torch.backends.cpu.get_cpu_capability()}; "
         f"torch {torch.__version__}, Python {platform.python_version()}; {date.today().isoformat()}"
     )
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def has_bf16() -> bool:
-    """Whether the CPU computes in bf16; without, PyTorch emulates it, tens of times slower."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return any(name in flags.split() for name in ("avx512_bf16", "amx_bf16"))
 
 
 def write_section(name: str, text: str, path: Path = RESULTS) -> None:
