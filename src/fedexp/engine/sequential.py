@@ -8,6 +8,7 @@ import torch
 from fedexp import tree
 from fedexp.algorithms.base import ClientData, Context, FedAvg
 from fedexp.engine.base import Cohort, Engine, Gather, ScheduledData, Trained, Workbench, to_tensors
+from fedexp.engine.descent import descend
 from fedexp.engine.network import LiveNetwork
 from fedexp.errors import ConfigError
 from fedexp.tree import Tree
@@ -87,27 +88,17 @@ def train_client(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Co
 
 
 def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
-    """The base's local step with autograd and torch's fused SGD, which is faster and equal."""
-    local, params = ctx.local, live.params
-    optimizer = torch.optim.SGD(
-        params.values(), lr=ctx.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-    )
-    total = torch.zeros_like(ctx.steps)
+    """The base's local step with autograd and in place."""
+    params = live.params
+    momentum, total = tree.zeros_like(params), torch.zeros_like(ctx.steps)
     for batch in data.batches():
         loss = algorithm.objective(live, params, batch, ctx)
         grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         with torch.no_grad():
             grads = algorithm.correct(grads, params, batch, ctx)
-        for name, parameter in params.items():
-            parameter.grad = like_strides(grads[name], parameter)
-        optimizer.step()
+        descend(list(params.values()), [grads[name] for name in params], list(momentum.values()), ctx.lr, ctx.local)
         total += loss.detach()
     return total
-
-
-def like_strides(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient in its parameter's memory layout: torch's fused SGD walks both in memory order, unchecked."""
-    return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
 
 
 def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.func import grad_and_value, vmap
-from torch.optim.sgd import sgd
 
 from fedexp import tree
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
 from fedexp.engine.base import Cohort, Workbench
+from fedexp.engine.descent import descend
 from fedexp.engine.schedule import Schedule
 from fedexp.tree import Params, Tree
 
@@ -159,7 +159,8 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     if has_own_step(job.algorithm):
         torch._foreach_copy_(leaves(params, *head), leaves(params, *new))
     else:
-        descend(job, frame.lr, params, momentum, new[0])
+        values, grads, buffers = (leaves(params, one) for one in (params, new[0], momentum))
+        descend(values, grads, buffers, frame.lr, job.bench.local)
     frame.losses[:active].add_(losses)
 
 
@@ -180,33 +181,9 @@ def _gradient(job, frame, number, params, momentum, x, y, mask, fixed):
     return job.algorithm.correct(grads, params, batch, ctx), loss
 
 
-def descend(job: Job, lr: float | torch.Tensor, params: Params, momentum: Params, grads: Params) -> None:
-    """The base's update with torch's fused SGD: one launch for all parameters of all clients, and equal."""
-    local = job.bench.local
-    aligned = [like(grads[name], params[name]) for name in params]
-    buffers: list[torch.Tensor | None] = [*leaves(params, momentum)] if local.momentum else [None] * len(params)
-    sgd(
-        leaves(params, params),
-        aligned,
-        buffers,
-        fused=True,
-        weight_decay=local.weight_decay,
-        momentum=local.momentum,
-        lr=lr,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-    )
-
-
 def leaves(order: Params, *trees: Params) -> list[torch.Tensor]:
     """The leaves of trees of parameters, in the order of the names of the first."""
     return [one[name] for one in trees for name in order]
-
-
-def like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`value` in the memory layout of `other`, which the fused optimizer takes for granted."""
-    return value if value.stride() == other.stride() else torch.empty_like(other).copy_(value)
 
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
