@@ -55,6 +55,8 @@ def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
 
     def call(*arguments: str) -> subprocess.Popen:
         environment = os.environ | {"PYTHONPATH": str(SOURCE), "FEDEXP_DATA": str(tmp_path / "no data")}
+        # Where the tests themselves run in the background, SIGINT is ignored, and children would inherit that.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(
             [sys.executable, "-m", "fedexp", *arguments],
             cwd=tmp_path,
@@ -63,6 +65,7 @@ def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        signal.signal(signal.SIGINT, before)
         running.append(process)
         return process
 
