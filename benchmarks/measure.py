@@ -20,10 +20,6 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-import torch
-
-from fedexp.hardware import cores, cpu_name
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 COLUMNS = ("round", "train_samples_per_second", "train_seconds", "seconds", "test_accuracy")
@@ -217,6 +213,10 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """CPU, cores, instruction set, versions, date: what a figure depends on."""
+    import torch  # here, so that the yardsticks, which write their rounds by this module, load nothing of fedexp
+
+    from fedexp.hardware import cores, cpu_name
+
     device = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
     return (
         f"{cpu_name()}{device}; {cores()} cores; torch's instruction set {torch.backends.cpu.get_cpu_capability()}; "
