@@ -1,4 +1,5 @@
-"""What a careful person writes by hand: W1 in plain PyTorch, without fedexp. The yardstick, not a contestant.
+"""What a careful person writes by hand: W1 in plain PyTorch. The yardstick, not a contestant; none of
+fedexp's code trains here.
 
 `python -m benchmarks.bare` trains one client after the other in one process: the bare loop that the sequential engine
 is held against. With `--workers 2` it is the floor: processes of one thread each, longest client first, results

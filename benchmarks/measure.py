@@ -213,7 +213,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """CPU, cores, instruction set, versions, date: what a figure depends on."""
-    import torch  # here, so that the yardsticks, which write their rounds by this module, load nothing of fedexp
+    import torch
 
     from fedexp.hardware import cores, cpu_name
 
