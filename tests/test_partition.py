@@ -211,7 +211,7 @@ def test_lda_draw_whose_mass_falls_on_full_clients_is_repeated():
 
 def test_lda_skips_an_absent_class():
     labels = np.repeat([0, 2, 3], 20)
-    partition = make_partition(lda(alpha=5.0), labels, 5, 3, rng(), None)
+    partition = make_partition(lda(alpha=5.0), labels, 5, 3, rng(), None, np.zeros(0, int))
     check(partition, labels, 3, covers=True)
     assert partition.counts.sum(0).tolist() == [20, 0, 20, 20, 0]
 

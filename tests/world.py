@@ -29,7 +29,7 @@ from fedexp.models.cnn import CNN
 from fedexp.prepare import prepare
 from fedexp.record import RoundResult
 from fedexp.run import play_round
-from fedexp.settings import LocalTraining, Seeds, Settings
+from fedexp.settings import LocalTraining, Public, Seeds, Settings
 from fedexp.trackers.base import NoTracker
 from fedexp.tree import Params
 
@@ -108,6 +108,26 @@ class NormedModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxRegression:
+    """A convex model: one linear layer on the pixels."""
+
+    mixes_examples: ClassVar[bool] = False
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        return SoftmaxRegressionModule(shape, num_classes)
+
+
+class SoftmaxRegressionModule(nn.Module):
+    def __init__(self, shape: tuple[int, int, int], num_classes: int):
+        super().__init__()
+        self.classifier = nn.Linear(int(np.prod(shape)), num_classes)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        features = x.flatten(1)
+        return Output(features, self.classifier(features))
+
+
 def make_experiment(
     algorithm: FedAvg | None = None,
     local: LocalTraining = LOCAL,
@@ -115,6 +135,7 @@ def make_experiment(
     model: Any = None,
     engine: str = "sequential",
     seeds: Seeds | None = None,
+    public: float = 0.0,
     **settings: Any,
 ) -> Experiment:
     """The small federation; `settings` are changes of SETTINGS."""
@@ -130,14 +151,16 @@ def make_experiment(
         "tracker": NoTracker(),
     }
     changed = replace(SETTINGS, num_clients=len(sizes), **settings)
-    built = Built(changed, seeds or Seeds(partition=0, sampling=0, training=0), local, groups)
+    seeds = seeds or Seeds(partition=0, sampling=0, training=0)
+    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), groups)
     return prepare(built).experiment
 
 
 def advance(state: State, result: RoundResult) -> None:
     """Moves a state on to the end of a round, without files."""
     state.server, state.round = result.server, result.round
-    state.clients |= dict(zip(result.cohort.clients, result.client_states, strict=True))
+    kept = zip(result.cohort.clients, result.client_states, strict=True)
+    state.clients.update({client: tree for client, tree in kept if tree})
 
 
 def play(experiment: Experiment, rounds: int = 3) -> State:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.errors import ConfigError, collecting, nearest
-from fedexp.settings import LocalTraining, Seeds, Settings
+from fedexp.settings import LocalTraining, Public, Seeds, Settings
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ class Built:
     settings: Settings
     seeds: Seeds
     local: LocalTraining
+    public: Public
     groups: Mapping[str, Any]  # group -> object
 
 
@@ -35,7 +36,11 @@ def build(config: DictConfig) -> Built:
     """Checks the whole configuration; raises one ConfigError that lists everything that is wrong with it."""
     values = resolve(config)
     errors: list[str] = []
-    parts = {"seeds": (Seeds, "seeds."), "local": (LocalTraining, "local.")}
+    parts = {
+        "seeds": (Seeds, "seeds."),
+        "local": (LocalTraining, "local."),
+        "public": (Public, "public."),
+    }
     made: dict[str, Any] = {}
     for name, (schema, prefix) in parts.items():
         made[name] = _attempt(errors, lambda s=schema, n=name, p=prefix: make(s, values.get(n, {}), p))

@@ -1,12 +1,15 @@
 """What a run is made of (`Experiment`) and what changes from round to round (`State`, all that a checkpoint holds)."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedexp import tree
-from fedexp.algorithms.base import FedAvg, Federation
+from fedexp import files
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Federation, PublicData
+from fedexp.client_states import ClientStates, to
 from fedexp.data.partition import Partition
 from fedexp.engine.base import Engine, Workbench
 from fedexp.errors import ConfigError
@@ -15,7 +18,7 @@ from fedexp.metrics.history import History
 from fedexp.settings import Seeds, Settings
 from fedexp.tree import Params, Tree
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,13 @@ class Experiment:
     bench: Workbench
     engine: Engine
     metrics: Metrics
-    initial: Params  # the initial global model
+    initial: Params  # the initial global model, with what the algorithm trains beside it
+    public: PublicData | None
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
 
     def initial_state(self) -> "State":
-        server = self.algorithm.server_init(self.initial, self.federation)
+        model = self.bench.net.own(self.initial)
+        server = self.algorithm.server_init(model, self.federation)
         return State(server | {"buffers": self.bench.net.buffers()}, History(counts=self.partition.counts))
 
 
@@ -45,7 +50,7 @@ class State:
     server: Tree
     history: History
     round: int = 0
-    clients: dict[int, Tree] = field(default_factory=dict)  # what clients keep; absent: none, or never took part
+    clients: ClientStates = field(default_factory=ClientStates)  # of those that keep something and took part
     accuracy: list[tuple[int, float]] = field(default_factory=list)  # (round, test accuracy) of evaluated rounds
     examples: int = 0  # trained on by clients so far
     train_seconds: float = 0.0
@@ -53,24 +58,24 @@ class State:
     status: str = "running"  # running | completed | diverged
     wandb_id: str | None = None
 
-    def to_tree(self) -> Tree:
-        """Tensors, numbers and strings only, so that it loads with weights_only=True."""
+    def to_tree(self, versions: dict[int, int]) -> Tree:
+        """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
+        which have files of their own."""
         plain = {k: getattr(self, k) for k in ("round", "examples", "train_seconds", "seconds", "status", "wandb_id")}
         return plain | {
             "format": CHECKPOINT_FORMAT,
             "server": self.server,
-            "clients": self.clients,
+            "clients": versions,
             "accuracy": self.accuracy,
             "history": self.history.to_tree(),
         }
 
     @classmethod
-    def from_tree(cls, saved: Tree, device: torch.device) -> "State":
+    def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
+        """directory: of the run, where the client states are."""
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
         values: dict[str, Any] = {k: v for k, v in saved.items() if k not in ("format", "history", "lengths")}
-        values |= tree.map(
-            lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf,
-            {k: values[k] for k in ("server", "clients")},
-        )
+        values["server"] = to(values["server"], device)
+        values["clients"] = ClientStates(directory / files.CLIENT_STATES, saved["clients"])
         return cls(history=History.from_tree(saved["history"]), **values)

@@ -15,7 +15,7 @@ from fedexp.tree import Tree
 
 ROUNDS, CLASSES, CLIENTS = "rounds.csv", "class_accuracy.csv", "clients.csv"
 CONFIG, SUMMARY, PARTITION, LOCAL = "config.yaml", "summary.json", "partition.npz", "local_class_accuracy.npz"
-CHECKPOINT, ERROR = "checkpoint/latest.pt", "error.txt"
+CHECKPOINT, CLIENT_STATES, ERROR = "checkpoint/latest.pt", "checkpoint/clients", "error.txt"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -42,9 +42,10 @@ def save_tree(path: Path, value: Tree) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def load_tree(path: Path) -> Tree:
+def load_tree(path: Path, mapped: bool = False) -> Tree:
+    """mapped: read from the file when looked at, and never kept in memory for good."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no checkpoint there; only a run that has finished a round can be resumed") from None
     except Exception as error:

@@ -15,8 +15,9 @@ import yaml
 from omegaconf import DictConfig
 
 import fedexp
-from fedexp import files
+from fedexp import files, tree
 from fedexp.build import Built, build, resolve
+from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, State
 from fedexp.figures import make_figures
@@ -66,13 +67,14 @@ def execute(job: Job) -> dict[str, Any]:
         return summary
     prepared = prepare(built)
     experiment, hardware = prepared.experiment, prepared.hardware
-    state = experiment.initial_state() if saved is None else State.from_tree(saved, hardware.device)
+    state = experiment.initial_state() if saved is None else State.from_tree(saved, hardware.device, job.directory)
     if saved is not None:
         check_partition(job.directory, experiment)
     make_directory(job.directory)
     handler = log_to(job.directory / "run.log")
     try:
         log.info("hardware: %s", hardware.sentence())
+        place_states(experiment, state)
         if saved is None:
             write_inputs(job, container, experiment)
         else:
@@ -82,6 +84,15 @@ def execute(job: Job) -> dict[str, Any]:
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def place_states(experiment: Experiment, state: State) -> None:
+    """Decides where client states are kept, and says how much they are."""
+    example = experiment.algorithm.client_init(experiment.initial, experiment.federation)
+    if each := tree.num_bytes(example):
+        home, resident, sentence = choose_place(each, experiment.federation.num_clients, experiment.bench.device)
+        state.clients.place(home, resident)
+        log.info("%s", sentence)
 
 
 def conduct(

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fedexp.algorithms.base import Federation
+from fedexp.algorithms.contract import Federation
 from fedexp.build import Built
 from fedexp.data.augment import Normalise
 from fedexp.data.partition import make_partition
+from fedexp.data.public import PublicSet, one_of_each
 from fedexp.engine.base import Workbench
 from fedexp.engine.network import FunctionalNetwork, seeded_torch
 from fedexp.errors import ConfigError
@@ -44,13 +45,27 @@ def prepare(built: Built) -> Prepared:
     data = groups["dataset"].load()
     augmentation = groups["dataset"].augmentation
     labels = data.y_train.numpy()
+    public_numbers = built.public.split(labels, data.num_classes, stream(built.seeds.partition, "public"))
+    if groups["algorithm"].needs.public and not len(public_numbers):
+        raise ConfigError(
+            f"{type(groups['algorithm']).__name__} needs a public set on the server: public.fraction=0.025 splits one "
+            "off the training data (public.fraction=0 now)"
+        )
     partition = make_partition(
         groups["partition"], labels, data.num_classes, settings.num_clients,
-        stream(built.seeds.partition, "partition"), data.owners,
+        stream(built.seeds.partition, "partition"), data.owners, public_numbers,
     )  # fmt: skip
+    federation = Federation(
+        parts=partition.parts,
+        counts=partition.counts,
+        labels=labels,
+        shared=one_of_each(labels, data.num_classes, stream(built.seeds.partition, "shared")),
+        weighting=settings.weighting,
+    )
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
-    layout = weight_layout(module, hardware)
+        layout = weight_layout(module, hardware)
+        module = groups["algorithm"].adapt(module, data.num_classes)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=layout)  # type: ignore[call-overload]
     initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     bench = Workbench(
@@ -66,11 +81,12 @@ def prepare(built: Built) -> Prepared:
         seeds=built.seeds,
         algorithm=groups["algorithm"],
         partition=partition,
-        federation=Federation(partition.parts, partition.counts, settings.weighting),
+        federation=federation,
         bench=bench,
         engine=hardware.make_engine(),
         metrics=metrics,
-        initial=initial,
+        initial=groups["algorithm"].server_init(initial, federation)["params"],
+        public=PublicSet(bench, torch.from_numpy(public_numbers)) if len(public_numbers) else None,
         mixes_examples=model.mixes_examples,
     )
     return Prepared(experiment, hardware)

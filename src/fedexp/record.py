@@ -76,7 +76,7 @@ class Recorder:
         with uninterrupted():
             state.server, state.round = result.server, result.round
             kept = zip(result.cohort.clients, result.client_states, strict=True)
-            state.clients |= {client: kept_state for client, kept_state in kept if kept_state}
+            state.clients.update({client: kept_state for client, kept_state in kept if kept_state})
             examples = sum(schedule.examples for schedule in result.cohort.schedules)
             state.examples += examples
             phases = result.seconds | {"writing": self.writing_seconds}
@@ -108,8 +108,10 @@ class Recorder:
         """The state together with the lengths of the files that belong to it."""
         if not state.accuracy:
             return  # nothing has been recorded yet
-        saved = state.to_tree() | {"lengths": self.files.lengths()}
+        versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
+        saved = state.to_tree(versions) | {"lengths": self.files.lengths()}
         files.save_tree(self.directory / files.CHECKPOINT, saved)
+        state.clients.tidy()
 
     def _update_status(self, state: State, result: RoundResult) -> None:
         if not math.isfinite(result.train_loss) or not tree.is_finite(result.server["params"]):

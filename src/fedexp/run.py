@@ -4,19 +4,22 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from fedexp import tree
-from fedexp.algorithms.base import Federation
-from fedexp.engine.base import Cohort
+from fedexp.algorithms.contract import Federation, ServerRound
+from fedexp.client_states import to
+from fedexp.engine.base import Cohort, Trained, Workbench, has_own
+from fedexp.engine.network import LiveNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.experiment import Experiment, State
 from fedexp.profile import profiled
 from fedexp.record import Recorder, RoundResult
 from fedexp.rng import stream
-from fedexp.tree import Params
+from fedexp.tree import Params, Tree
 
 log = logging.getLogger("fedexp")
 
@@ -27,7 +30,7 @@ def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
     profiled_round = min(first + 1, settings.rounds) if settings.profile else None  # the first one warms up
     try:
         if not state.accuracy:
-            recorder.record_initial(state, experiment.engine.evaluate(experiment.bench, state.server))
+            recorder.record_initial(state, experiment.engine.evaluate(experiment.bench, model_of(state.server)))
         while state.status == "running":
             number = state.round + 1
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
@@ -56,7 +59,7 @@ class Clock:
 def play_round(experiment: Experiment, state: State) -> RoundResult:
     """Computes one round from a state that it leaves unchanged."""
     clock, number = Clock(), state.round + 1
-    algorithm, info, bench = experiment.algorithm, experiment.federation, experiment.bench
+    algorithm, bench = experiment.algorithm, experiment.bench
     evaluated = number % experiment.settings.eval_interval == 0 or number == experiment.settings.rounds
     lr = bench.local.lr_at(number)
 
@@ -66,21 +69,23 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
 
     # 2. Train them.
     evaluate_local = evaluated and experiment.metrics.needs_local
-    trained = experiment.engine.train(algorithm, bench, state.server, cohort, lr, evaluate_local)
+    sent = broadcast(experiment, state)
+    trained = experiment.engine.train(algorithm, bench, sent, cohort, lr, evaluate_local)
     losses = trained.losses.tolist()  # waits for the device, so that the clock is true
     clock.lap("train")
 
     # 3. Aggregate and refine on the server.
-    weights = client_weights(info, cohort.clients, bench)
-    server = algorithm.aggregate(state.server, trained.messages, weights, info)
-    server = server | {"buffers": average_buffers(trained.buffers, weights)}
+    server_round = describe(experiment, state, cohort, trained)
+    server = algorithm.aggregate(state.server, trained.messages, server_round)
+    server = server | {"buffers": average_buffers(trained.buffers, server_round.weights)}
     clock.lap("aggregation")
-    bench.net.set_buffers(server["buffers"])
-    server = algorithm.refine(bench.net, server, trained.messages, info)
+    if has_own(algorithm, "refine"):
+        bench.net.set_buffers(server["buffers"])
+        server = algorithm.refine(LiveNetwork(bench.net), server, trained.messages, server_round)
     clock.lap("refinement")
 
     # 4. Evaluate the new global model.
-    evaluation = experiment.engine.evaluate(bench, server) if evaluated else None
+    evaluation = experiment.engine.evaluate(bench, model_of(server)) if evaluated else None
     clock.lap("evaluation")
     clock.seconds["train"] -= trained.evaluation_seconds
     clock.seconds["evaluation"] += trained.evaluation_seconds
@@ -90,12 +95,12 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         cohort=cohort,
         client_states=trained.states,
         losses=losses,
-        train_loss=float(np.average(losses, weights=weights.tolist())),
+        train_loss=float(np.average(losses, weights=server_round.weights.tolist())),
         lr=lr,
         evaluation=evaluation,
         local_class_correct=trained.class_correct,
         bytes_up=tree.num_bytes(trained.messages) + tree.num_bytes(trained.buffers),
-        bytes_down=len(cohort.clients) * tree.num_bytes(state.server),
+        bytes_down=len(cohort.clients) * tree.num_bytes(sent) + tree.num_bytes(cohort.personals),
         seconds=clock.seconds,
     )
 
@@ -103,14 +108,16 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
 def assemble(experiment: Experiment, state: State, number: int) -> Cohort:
     """Samples the clients of a round, uniformly without replacement, and prepares their work."""
     seeds, info, bench = experiment.seeds, experiment.federation, experiment.bench
+    algorithm, kept = experiment.algorithm, state.clients
+    local = replace(bench.local, epochs=algorithm.epochs(bench.local))
     sampler = stream(seeds.sampling, "cohort", number)
     chosen = sampler.choice(info.num_clients, experiment.settings.cohort_size, replace=False)
     clients = np.sort(chosen).tolist()
     _, height, width = bench.data.shape
     schedules = [
         make_schedule(
-            part=info.parts[client],
-            local=bench.local,
+            part=algorithm.training_part(info, client),
+            local=local,
             augmentation=bench.augmentation,
             image_size=(height, width),
             seed=seeds.training,
@@ -120,16 +127,45 @@ def assemble(experiment: Experiment, state: State, number: int) -> Cohort:
         )
         for client in clients
     ]
-    algorithm, kept = experiment.algorithm, state.clients
-    states = [kept[c] if c in kept else algorithm.client_init(experiment.initial, info) for c in clients]
+    states = [
+        to(kept[c], bench.device) if c in kept else algorithm.client_init(experiment.initial, info) for c in clients
+    ]
     plans = [algorithm.plan(info, c, stream(seeds.training, "plan", number, c)) for c in clients]
-    return Cohort(number, clients, schedules, states, plans)
+    personals = [
+        to(algorithm.personal(state.server, c, kept, info, stream(seeds.training, "personal", number, c)), bench.device)
+        for c in clients
+    ]
+    return Cohort(number, clients, schedules, states, plans, personals)
 
 
-def client_weights(info: Federation, clients: Sequence[int], bench) -> torch.Tensor:
+def broadcast(experiment: Experiment, state: State) -> Tree:
+    """What every client of the next round receives."""
+    return experiment.algorithm.broadcast(state.server) | {"buffers": state.server["buffers"]}
+
+
+def model_of(server: Tree) -> Tree:
+    """The global model alone."""
+    return {name: server[name] for name in ("params", "buffers")}
+
+
+def describe(experiment: Experiment, state: State, cohort: Cohort, trained: Trained) -> ServerRound:
+    """The round as the server's hooks see it. `state` is that before the round."""
+    return ServerRound(
+        info=experiment.federation,
+        clients=cohort.clients,
+        weights=client_weights(experiment.federation, cohort.clients, experiment.bench),
+        previous=state.server,
+        buffers=trained.buffers,
+        lr=experiment.bench.local.lr_at(cohort.round),
+        local=experiment.bench.local,
+        public=experiment.public,
+        rng=stream(experiment.seeds.training, "server", cohort.round),
+    )
+
+
+def client_weights(info: Federation, clients: Sequence[int], bench: Workbench) -> torch.Tensor:
     """[|S|]: numbers of training examples, or ones with weighting=uniform."""
-    sizes = [1 if info.weighting == "uniform" else len(info.parts[c]) for c in clients]
-    return torch.tensor(sizes, dtype=bench.dtype, device=bench.device)
+    return torch.as_tensor(info.weights[list(clients)], dtype=bench.dtype, device=bench.device)
 
 
 def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedexp.errors import require, require_choice
 
 
@@ -28,6 +30,29 @@ class LocalTraining:
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ...: lr * lr_decay^(round - 1), constant within a round (FedNTD B.3)."""
         return self.lr * self.lr_decay ** (round - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Public:
+    """The server's public set (config node `public`), split off the training data before they are partitioned."""
+
+    fraction: float
+    balanced: bool
+
+    def __post_init__(self) -> None:
+        require(0 <= self.fraction < 1, "public.fraction", self.fraction, "at least 0 and less than 1")
+
+    def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+        """Numbers of the public examples, ascending: floor(fraction * N) of labels [N], at random or, balanced, of each
+        class as many as of the others (up to one, and where a class is too small, the others make up for it)."""
+        total = int(self.fraction * len(labels) + 1e-9)
+        if not self.balanced:
+            return np.sort(rng.choice(len(labels), total, replace=False))
+        piles = [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]
+        # Deal one of each class after the other; the order of the classes within a turn is random.
+        turns = np.concatenate([np.arange(len(pile)) for pile in piles])
+        order = np.lexsort((rng.random(len(turns)), turns))
+        return np.sort(np.concatenate(piles)[order[:total]])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,25 @@ def squared_distance(a: Params, b: Params) -> torch.Tensor:
     return torch.stack([((a[k] - b[k]) ** 2).sum() for k in a]).sum()
 
 
+def dot(a: Params, b: Params) -> torch.Tensor:
+    """Inner product of two trees of parameters; a scalar."""
+    return torch.stack([(a[k] * b[k]).sum() for k in a]).sum()
+
+
+def subtract(a: Params, b: Params) -> Params:
+    return {k: a[k] - b[k] for k in a}
+
+
+def added(a: Params, stacked: Params, factor: float = 1.0) -> Params:
+    """a + factor * the sum over the first dimension of the leaves of `stacked`."""
+    return {k: a[k] + factor * stacked[k].sum(0) for k in a}
+
+
+def row(stacked: Tree, i: int) -> Tree:
+    """Leaves [C, ...] -> those of one, as views."""
+    return tree_map(lambda leaf: leaf[i], stacked)
+
+
 def num_bytes(tree: Tree) -> int:
     """Bytes of all tensors in a tree, as they would be sent."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))

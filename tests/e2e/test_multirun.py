@@ -15,7 +15,7 @@ from fedexp.algorithms.base import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Broken(FedAvg):
-    def aggregate(self, server, messages, weights, info):
+    def aggregate(self, server, messages, round):
         raise RuntimeError("the aggregation broke")
 """
 

@@ -8,74 +8,27 @@ Client-side hooks (begin .. finish) are pure and safe under torch.func.vmap: no 
 by boolean masks, no in-place writes to trees that they were given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.func import grad_and_value
+from torch import nn
 
 from fedexp import tree
-from fedexp.models import Output
+from fedexp.algorithms.contract import (
+    Batch,
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerNetwork,
+    ServerRound,
+)
 from fedexp.settings import LocalTraining
 from fedexp.tree import Params, Tree
-
-
-class Network(Protocol):
-    """A model as a function of its parameters. The received global model and other references run in eval mode."""
-
-    def __call__(self, params: Params, x: torch.Tensor) -> Output: ...
-
-
-class Batch(NamedTuple):
-    """One local mini-batch."""
-
-    x: torch.Tensor  # [B, channels, height, width], normalised and augmented
-    y: torch.Tensor  # int64 [B]
-    mask: torch.Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
-    step: int  # which local step of the round this is, from 0
-
-
-class ClientData(Protocol):
-    """One client's view of the training data during one round."""
-
-    def batches(self) -> Iterator[Batch]:
-        """The batches of this round in the order in which they are trained on."""
-
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Training examples by number, normalised and not augmented: (x [n, ...], y [n])."""
-
-
-@dataclass(frozen=True)
-class Federation:
-    """What the server knows of its clients."""
-
-    parts: tuple[np.ndarray, ...]  # client -> numbers of its training examples
-    counts: np.ndarray  # int [K, C] training labels per client
-    weighting: str  # examples | uniform
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.parts)
-
-    @property
-    def num_classes(self) -> int:
-        return self.counts.shape[1]
-
-
-@dataclass(frozen=True)
-class Context:
-    """Everything that a client-side hook may read."""
-
-    server: Tree  # what the server sent, {"params": ..., ...}
-    client: Tree  # what this client kept from its last participation
-    plan: Tree  # what `plan` prepared for this round
-    begin: Tree  # what `begin` computed for this round
-    lr: float  # of this round
-    steps: torch.Tensor  # scalar: local steps of this client in this round
-    local: LocalTraining
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -85,25 +38,69 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
+def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
+    """A plan for `ClientData.take`: example numbers (at least one) padded to `size`, and their mask."""
+    padded, mask = np.full(size, numbers[0]), np.zeros(size)
+    padded[: len(numbers)], mask[: len(numbers)] = numbers, 1
+    return {"numbers": padded, "mask": mask}
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def adapt(self, module: nn.Module, num_classes: int) -> nn.Module:
+        """The model as this algorithm trains and tests it. Called with torch's generator seeded."""
+        return module
+
+    # --- what is kept and sent
+
     def server_init(self, params: Params, info: Federation) -> Tree:
-        """The server's state; `params` is the global model."""
+        """The server's state; `params` is the initial global model. Extra names in it are trained and averaged too."""
         return {"params": params}
 
     def client_init(self, params: Params, info: Federation) -> Tree:
-        """What one client keeps between rounds, before it first takes part. `params`: the initial global model."""
+        """What one client keeps between rounds, before it first takes part. `params`: the initial server's."""
         return {}
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Host side, before training: numpy arrays such as extra example numbers or roles of this round."""
+    def broadcast(self, server: Tree) -> Tree:
+        """What the server sends to every client of a round; the rest of its state stays where it is."""
+        return {"params": server["params"]}
+
+    def personal(
+        self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
+    ) -> Tree:
+        """What it sends to one client alone. `kept`: the states of all clients that have ever taken part, of which a
+        server may know what it was sent."""
         return {}
+
+    # --- host side, before training
+
+    def epochs(self, local: LocalTraining) -> int:
+        """Passes over the local data in a round."""
+        return local.epochs
+
+    def training_part(self, info: Federation, client: int) -> np.ndarray:
+        """Numbers of the examples that this client trains on."""
+        return info.parts[client]
+
+    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        """Numpy arrays such as extra example numbers or roles of this round, of one shape for all clients."""
+        return {}
+
+    # --- on the client
 
     def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Constants of one client's round, such as outputs of a teacher on fixed inputs."""
         return {}
+
+    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        """Where local training starts."""
+        return ctx.server["params"]
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         """Loss of each example, [B], not reduced: the engine reduces and masks."""
@@ -125,7 +122,7 @@ class FedAvg:
         self, net: Network, params: Params, momentum: Params, batch: Batch, ctx: Context
     ) -> tuple[Params, Params, torch.Tensor]:
         """One step of SGD with momentum and coupled weight decay; returns (params, momentum, loss)."""
-        grads, loss = grad_and_value(lambda p: self.objective(net, p, batch, ctx))(params)
+        grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         grads, local = self.correct(grads, params, batch, ctx), ctx.local
         momentum = {k: local.momentum * momentum[k] + grads[k] + local.weight_decay * params[k] for k in params}
         return {k: params[k] - ctx.lr * momentum[k] for k in params}, momentum, loss
@@ -134,10 +131,12 @@ class FedAvg:
         """After training: (message to the server, new client state)."""
         return {"params": params}, ctx.client
 
-    def aggregate(self, server: Tree, messages: Tree, weights: torch.Tensor, info: Federation) -> Tree:
-        """The new server state. messages: leaves [|S|, ...] in the order of the cohort; weights [|S|]."""
-        return server | {"params": tree.weighted_mean(messages["params"], weights)}
+    # --- on the server
 
-    def refine(self, net: Network, server: Tree, messages: Tree, info: Federation) -> Tree:
-        """Work on the server after aggregation, such as distillation."""
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        """The new server state. messages: leaves [|S|, ...] in the order of the cohort."""
+        return server | {"params": tree.weighted_mean(messages["params"], round.weights)}
+
+    def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        """Work on the server after aggregation, such as distillation; server["buffers"] has been averaged already."""
         return server

@@ -10,9 +10,9 @@ import json
 import math
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,6 +59,7 @@ class Partition:
     counts: np.ndarray  # int64 [K, C]: training examples of each class
     hash: str
     info: dict[str, Any] = field(default_factory=dict)  # how it was made: scheme, settings, draws, sizes
+    public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # examples of the server, ascending
 
     @property
     def sizes(self) -> np.ndarray:
@@ -83,13 +84,15 @@ class Partition:
         return cls(ordered, counts, partition_hash(ordered), info)
 
     def save(self, path: Path, classes: Sequence[str]) -> None:
-        """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, classes [C] (names), info (JSON text)."""
+        """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, public [M], classes [C] (names), info
+        (JSON)."""
         save_npz(
             path,
             indices=np.concatenate(self.parts),
             sizes=self.sizes,
             counts=self.counts,
             hash=np.array(self.hash),
+            public=self.public,
             classes=np.array(classes, dtype=str),
             info=np.array(json.dumps(self.info)),
         )
@@ -104,12 +107,15 @@ class Partition:
         parts = tuple(np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1]))
         if partition_hash(parts) != str(arrays["hash"]):
             raise ConfigError(f"{path}: damaged, its indices do not match its hash")
-        return cls(parts, arrays["counts"], str(arrays["hash"]), json.loads(str(arrays["info"])))
+        public = arrays.get("public", np.zeros(0, np.int64))
+        return cls(parts, arrays["counts"], str(arrays["hash"]), json.loads(str(arrays["info"])), public)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partitioner:
     """Base of the `partition` group. A scheme implements `assign`."""
+
+    numbers_all: ClassVar[bool] = False  # its indices count all training examples, those of a public set included
 
     def split(
         self,
@@ -153,9 +159,28 @@ def make_partition(
     num_clients: int,
     rng: np.random.Generator,
     owners: np.ndarray | None,
+    public: np.ndarray,
 ) -> Partition:
-    """`partitioner.split` for a data set of `num_classes` classes, some of which `labels` [N] may lack."""
-    return partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
+    """`partitioner.split` of the examples that are not `public` (int [M], may be empty), by their numbers in labels
+    [N].
+
+    num_classes: of the data set; `labels` may lack some.
+    """
+    if not len(public):
+        return partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
+    if partitioner.numbers_all:
+        partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
+        for client, part in enumerate(partition.parts):
+            if (both := np.intersect1d(part, public)).size:
+                raise ConfigError(f"partition: client {client} holds example {both[0]}, which is in the public set")
+    else:
+        rest = np.setdiff1d(np.arange(len(labels)), public)
+        kept = None if owners is None else owners[rest]
+        partition = partitioner.split(labels[rest], num_clients, rng, kept, num_classes=num_classes)
+        parts = [rest[part] for part in partition.parts]
+        partition = Partition.build(parts, labels, num_classes, partition.info)
+    held = np.bincount(labels[public], minlength=num_classes).tolist()
+    return replace(partition, public=public, info=partition.info | {"public_counts": held})
 
 
 @dataclass(frozen=True, kw_only=True)

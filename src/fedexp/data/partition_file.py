@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ class File(Partitioner):
     .npz: arrays named "0".."K-1", or what `Partition.save` writes. .json: `{"0": [indices], ...}` or a list of lists.
     Indices count the training examples from 0. ConfigErrors name the file, the client and the index.
     """
+
+    numbers_all: ClassVar[bool] = True
 
     path: str | None
 

@@ -30,6 +30,7 @@ class Cohort:
     schedules: Sequence[Schedule]
     states: Sequence[Tree]
     plans: Sequence[Tree]
+    personals: Sequence[Tree]  # what the server sent to each alone
 
     def take(self, positions: Sequence[int]) -> "Cohort":
         """A part of the cohort."""
@@ -39,6 +40,7 @@ class Cohort:
             schedules=[self.schedules[i] for i in positions],
             states=[self.states[i] for i in positions],
             plans=[self.plans[i] for i in positions],
+            personals=[self.personals[i] for i in positions],
         )
 
     def longest_first(self) -> list[int]:
@@ -197,6 +199,15 @@ class ScheduledData:
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.bench.load_train(index, None)
 
+    @property
+    def steps(self) -> int:
+        return len(self.lengths)
+
+
+def has_own(algorithm: FedAvg, hook: str) -> bool:
+    """Whether an algorithm replaces FedAvg's hook of this name."""
+    return getattr(type(algorithm), hook) is not getattr(FedAvg, hook)
+
 
 class Engine(ABC):
     """How the clients of a round are trained and models are evaluated."""
@@ -205,7 +216,8 @@ class Engine(ABC):
     def train(
         self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
-        """Trains the cohort from the server's model; the results stand in the order of the cohort."""
+        """Trains the cohort. server: what it sent, with the "buffers" of its model; the results stand in the order of
+        the cohort."""
 
     def evaluate(self, bench: Workbench, server: Tree) -> Evaluation:
         """The global model on the test set."""

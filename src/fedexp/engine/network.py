@@ -2,11 +2,11 @@
 
 import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, grad_and_value
 
 from fedexp.models import Output
 from fedexp.tree import Params
@@ -21,12 +21,21 @@ class FunctionalNetwork:
     def __init__(self, module: nn.Module, precision: str):
         self.module = module.eval().requires_grad_(False)
         self.precision = precision
+        self.names = frozenset(self.module.state_dict())
         self._held: Params | None = None
         self._cast: Params = {}
 
     def __call__(self, params: Params, x: torch.Tensor) -> Output:
-        weights = self._cast if params is self._held else params
+        weights = self.own(self._cast if params is self._held else params)
         return self._forward(lambda: functional_call(self.module, weights, (x,)), x)
+
+    def own(self, params: Params) -> Params:
+        """Without what an algorithm trains beside the model, such as a second head."""
+        return params if params.keys() <= self.names else {k: v for k, v in params.items() if k in self.names}
+
+    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+        """(gradient, value) of a scalar function of the parameters."""
+        return grad_and_value(function)(params)
 
     def hold(self, params: Params) -> None:
         """Keeps the weights of a model that will be called often in the precision of the forward pass.
@@ -37,6 +46,10 @@ class FunctionalNetwork:
         if self.precision == "bf16":
             self._held = params
             self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
+
+    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+        """The last stage alone with fewer channels, of a model that has one (see models.Staged); never in bf16."""
+        return self.module.slim(params, x, width)  # type: ignore[operator]
 
     def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """The received global model's buffers (running statistics of batch norm)."""
@@ -50,31 +63,46 @@ class FunctionalNetwork:
         if self.precision != "bf16":
             return call()
         with torch.autocast(x.device.type, torch.bfloat16):
-            features, logits = call()
-        return Output(features.to(x.dtype), logits.to(x.dtype))
+            features, logits, maps = call()
+        return Output(features.to(x.dtype), logits.to(x.dtype), tuple(map.to(x.dtype) for map in maps))
 
 
 class LiveNetwork(FunctionalNetwork):
-    """One client's model in training: called with its own `params` it is the module itself, in train mode.
+    """A model in training: called with its own `params` it is the module itself, in train mode.
 
-    The module's parameters are the tensors of `params`, so the optimizer's in-place updates need no copies; any other
-    tree of parameters (a teacher, a previous model) goes through the frozen network.
+    The module's parameters are tensors of `params`, so the optimizer's in-place updates need no copies. So is a tree
+    that `gradient` differentiates by; any other (a teacher, a previous model) goes through the frozen network.
     """
 
     def __init__(self, frozen: FunctionalNetwork):
-        self.frozen, self.precision = frozen, frozen.precision
+        self.frozen, self.precision, self.names = frozen, frozen.precision, frozen.names
         self.module = copy.deepcopy(frozen.module).train().requires_grad_(True)
-        self.params: Params = dict(self.module.named_parameters())
+        self._own: Params = dict(self.module.named_parameters())
+        self.params: Params = self._own
+        self._moving: Params | None = None
 
     def __call__(self, params: Params, x: torch.Tensor) -> Output:
         if params is self.params:
             return self._forward(lambda: self.module(x), x)
+        if params is self._moving:
+            return self._forward(lambda: functional_call(self.module, self.own(params), (x,)), x)
         return self.frozen(params, x)
+
+    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+        self._moving = {name: value.detach().requires_grad_() for name, value in params.items()}
+        with torch.enable_grad():
+            value = function(self._moving)
+            # Zeros for what the function does not use, as torch.func.grad has them.
+            grads = torch.autograd.grad(value, list(self._moving.values()), materialize_grads=True)
+        self._moving = None
+        return dict(zip(params, grads, strict=True)), value.detach()
 
     @torch.no_grad()
     def load(self, params: Params, buffers: Mapping[str, torch.Tensor]) -> None:
-        for name, parameter in self.params.items():
+        for name, parameter in self._own.items():
             parameter.copy_(params[name])
+        extra = {k: v.clone().requires_grad_() for k, v in params.items() if k not in self._own}
+        self.params = self._own | extra if extra else self._own
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
 

@@ -7,11 +7,11 @@ import torch
 
 from fedexp import tree
 from fedexp.algorithms.base import ClientData, Context, FedAvg
-from fedexp.engine.base import Cohort, Engine, Gather, ScheduledData, Trained, Workbench, to_tensors
+from fedexp.engine.base import Cohort, Engine, Gather, ScheduledData, Trained, Workbench, has_own, to_tensors
 from fedexp.engine.descent import descend
 from fedexp.engine.network import LiveNetwork
 from fedexp.errors import ConfigError
-from fedexp.tree import Tree
+from fedexp.tree import Params, Tree
 
 
 class ClientFailure(RuntimeError):
@@ -45,30 +45,45 @@ def play_client(
 ) -> Trained:
     """One client's whole round; `alone` is a cohort of this client."""
     (client,), (schedule,), (state,), (plan,) = alone.clients, alone.schedules, alone.states, alone.plans
+    (personal,) = alone.personals
     live.load(server["params"], server["buffers"])
     steps = torch.tensor(float(schedule.steps), dtype=bench.dtype, device=bench.device)
-    ctx = Context(server, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local)
+    ctx = Context(server, personal, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local)
     data = ScheduledData(bench, schedule)
     hook = "begin"
     try:
         with torch.no_grad():
             ctx = replace(ctx, begin=algorithm.begin(live, data, ctx))
+            hook = "start"
+            if has_own(algorithm, "start"):
+                live.load(algorithm.start(live, data, ctx), server["buffers"])
         hook = "local training"
         loss = train_client(algorithm, live, data, ctx)
         hook = "finish"
         trained = live.snapshot()
-        message, state = algorithm.finish(live, trained, data, ctx)
+        message, state = finish(algorithm, bench, live, trained, data, ctx)
     except ConfigError:
         raise
     except Exception as error:
         where = f"round {alone.round}, client {client}, in {hook} of {type(algorithm).__name__}"
         raise ClientFailure(f"{where}: {error}") from error
-    buffers = {name: buffer.clone() for name, buffer in live.module.named_buffers()}
+    buffers = live.buffers()
     start = time.perf_counter()
     correct = evaluate_trained(bench, trained, buffers, server)[None] if evaluate_local else None
     seconds = time.perf_counter() - start
     messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
     return Trained(messages, [state], loss[None], buffers, correct, seconds if evaluate_local else 0.0)
+
+
+@torch.no_grad()
+def finish(
+    algorithm: FedAvg, bench: Workbench, live: LiveNetwork, trained: Params, data: ClientData, ctx: Context
+) -> tuple[Tree, Tree]:
+    """The hook; what it computes with the trained parameters uses the running statistics that belong to them."""
+    bench.net.set_buffers(live.buffers())
+    outcome = algorithm.finish(live, trained, data, ctx)
+    bench.net.set_buffers(ctx.server["buffers"])
+    return outcome
 
 
 def evaluate_trained(bench: Workbench, params: Tree, buffers: Tree, server: Tree) -> torch.Tensor:
@@ -82,7 +97,7 @@ def evaluate_trained(bench: Workbench, params: Tree, buffers: Tree, server: Tree
 
 def train_client(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
     """Runs the local steps on `live`; returns the mean objective, 0 when the client has no step."""
-    steps = fused_steps if type(algorithm).local_step is FedAvg.local_step else functional_steps
+    steps = functional_steps if has_own(algorithm, "local_step") else fused_steps
     total = steps(algorithm, live, data, ctx)
     return total / ctx.steps.clamp(min=1)
 
@@ -102,16 +117,11 @@ def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Con
 
 
 def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
-    """For algorithms with a local step of their own; the functional network is the frozen one."""
-    if live.params.keys() != live.module.state_dict().keys():
-        raise ConfigError(
-            f"{type(algorithm).__name__} has a local step of its own, which does not keep the running statistics of "
-            "batch normalisation; use a model without them"
-        )
+    """For algorithms with a local step of their own."""
     params = live.snapshot()
     momentum, total = tree.zeros_like(params), torch.zeros_like(ctx.steps)
     for batch in data.batches():
         params, momentum, loss = algorithm.local_step(live, params, momentum, batch, ctx)
         total += loss.detach()
-    live.load(params, dict(live.module.named_buffers()))
+    live.load(params, live.buffers())
     return total

@@ -11,7 +11,7 @@ from torch.func import grad_and_value, vmap
 
 from fedexp import tree
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
-from fedexp.engine.base import Cohort, Workbench
+from fedexp.engine.base import Cohort, Workbench, has_own
 from fedexp.engine.descent import descend
 from fedexp.engine.schedule import Schedule
 from fedexp.tree import Params, Tree
@@ -33,6 +33,7 @@ class Job:
 class Fixed(NamedTuple):
     """What a step reads of each client; leaves [C, ...]."""
 
+    personals: Tree
     states: Tree
     plans: Tree
     begun: Tree
@@ -76,6 +77,10 @@ class PaddedData:
     def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.bench.load_train(index, None)
 
+    @property
+    def steps(self) -> int:
+        return self.index.shape[0]
+
 
 class Run(NamedTuple):
     """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded at once."""
@@ -92,10 +97,12 @@ class Clients:
         self.job, self.count = job, len(cohort.clients)
         bench = job.bench
         self.padded = pad(cohort.schedules, bench)
-        states, plans = tree.stack(cohort.states), stack_plans(cohort.plans, bench.device)
+        personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
+        plans = stack_plans(cohort.plans, bench.device)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
-        fixed = Fixed(states, plans, self._per_client(self._begin, states, plans, steps), steps)
-        params = tree.map(lambda p: stacked_copy(p, self.count), job.server["params"])
+        fixed = Fixed(personals, states, plans, {}, steps)
+        fixed = fixed._replace(begun=self._per_client(self._begin, *fixed))
+        params = self._start(fixed)
         self.frame = Frame(job.server, job.lr, fixed, params, tree.zeros_like(params), torch.zeros_like(steps))
 
     def runs(self) -> Iterator[Run]:
@@ -140,11 +147,23 @@ class Clients:
         in_dims = (1, 1, in_draws) + (0,) * len(values)
         return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, *values)
 
-    def _begin(self, data: PaddedData, states: Tree, plans: Tree, steps: torch.Tensor) -> Tree:
-        return self.job.algorithm.begin(self.job.net, data, self._context(Fixed(states, plans, {}, steps)))
+    def _start(self, fixed: Fixed) -> Params:
+        """Where training starts, in memory that it may change; leaves [C, ...]."""
+        sent = self.job.server["params"]
+        if not has_own(self.job.algorithm, "start"):
+            return tree.map(lambda p: stacked_copy(p, self.count), sent)
+        start = self._per_client(lambda data, *one: self._call("start", data, *one), *fixed)
+        # Like the server's model in memory, which the fused optimizer and the convolutions want.
+        return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}
+
+    def _begin(self, data: PaddedData, *fixed: Tree) -> Tree:
+        return self._call("begin", data, *fixed)
 
     def _finish(self, data: PaddedData, params: Params, *fixed: Tree) -> tuple[Tree, Tree]:
         return self.job.algorithm.finish(self.job.net, params, data, self._context(Fixed(*fixed)))
+
+    def _call(self, hook: str, data: PaddedData, *fixed: Tree) -> Any:
+        return getattr(self.job.algorithm, hook)(self.job.net, data, self._context(Fixed(*fixed)))
 
     def _context(self, one: Fixed) -> Context:
         return make_context(self.job, self.job.server, self.job.lr, one)
@@ -154,18 +173,15 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     """One step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
     head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.momentum), frame.fixed))
     params, momentum = head
-    step = partial(_own_step if has_own_step(job.algorithm) else _gradient, job, frame, batch.step)
+    own = has_own(job.algorithm, "local_step")
+    step = partial(_own_step if own else _gradient, job, frame, batch.step)
     *new, losses = vmap(step)(params, momentum, batch.x, batch.y, batch.mask, fixed)
-    if has_own_step(job.algorithm):
+    if own:
         torch._foreach_copy_(leaves(params, *head), leaves(params, *new))
     else:
         values, grads, buffers = (leaves(params, one) for one in (params, new[0], momentum))
         descend(values, grads, buffers, frame.lr, job.bench.local)
     frame.losses[:active].add_(losses)
-
-
-def has_own_step(algorithm: FedAvg) -> bool:
-    return type(algorithm).local_step is not FedAvg.local_step
 
 
 def _own_step(job, frame, number, params, momentum, x, y, mask, fixed):
@@ -188,7 +204,7 @@ def leaves(order: Params, *trees: Params) -> list[torch.Tensor]:
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
     """What the hooks of one client see; inside vmap."""
-    return Context(server, one.states, one.plans, one.begun, lr, one.steps, job.bench.local)  # type: ignore[arg-type]
+    return Context(server, one.personals, one.states, one.plans, one.begun, lr, one.steps, job.bench.local)  # type: ignore[arg-type]
 
 
 def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ out (im2col) and multiplies matrices, one batched product for all clients: more 
 library computes at full speed, whatever the number of input channels of a group.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class UnfoldingNetwork:
     def __call__(self, params: Params, x: torch.Tensor) -> Output:
         with _Unfolding():
             return self.net(params, x)
+
+    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+        return self.net.gradient(function, params)
+
+    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+        with _Unfolding():
+            return self.net.slim(params, x, width)
+
+    def buffers(self) -> Params:
+        return self.net.buffers()
 
 
 class _Unfolding(TorchFunctionMode):

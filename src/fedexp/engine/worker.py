@@ -69,7 +69,8 @@ class Worker:
             case Publish(server):
                 self.server = move(server, self.device)
             case Train(algorithm, cohort, lr, evaluate_local):
-                cohort = replace(cohort, states=move(cohort.states, self.device))
+                states, personals = move((cohort.states, cohort.personals), self.device)
+                cohort = replace(cohort, states=states, personals=personals)
                 return self.engine.train(algorithm, self.bench, self.server, cohort, lr, evaluate_local)
             case Evaluate(batches):
                 self.bench.net.set_buffers(self.server["buffers"])

@@ -1,8 +1,11 @@
 """Models: `forward` maps images [B, channels, height, width] to Output(features, logits)."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch import nn
+
+from fedexp.tree import Params
 
 
 class Output(NamedTuple):
@@ -10,3 +13,28 @@ class Output(NamedTuple):
 
     features: torch.Tensor  # [B, D]: the input of the classifier (penultimate layer)
     logits: torch.Tensor  # [B, C]
+    maps: tuple[torch.Tensor, ...] = ()  # input and output [B, D, h, w] of the last stage, where the model keeps them
+
+
+def classifier_of(module: nn.Module) -> nn.Linear:
+    """The last layer, which every fedexp model calls `classifier`."""
+    classifier = module.get_submodule("classifier")
+    assert isinstance(classifier, nn.Linear)
+    return classifier
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A model whose last stage of convolutions can be run alone and narrower (FedAlign)."""
+
+    keeps_maps: bool  # set: `Output.maps` is filled
+
+    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+        """The output [B, ., h, w] of the last stage on its input x, with the first `width` of the channels of every
+        convolution in it, and batch norm (where there is any) on batch statistics without scale and shift."""
+
+
+def slim_channels(channels: int, width: float) -> int:
+    """The first `width` of the channels, rounded to a multiple of 8 (to at least 1 where there are few)."""
+    eights = int(channels * width / 8 + 0.5) * 8
+    return eights or max(round(channels * width), 1)

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.errors import ConfigError, require
-from fedexp.models import Output
+from fedexp.models import Output, slim_channels
+from fedexp.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ class CNNModule(nn.Module):
     def __init__(self, spec: CNN, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         self.blocked = False  # convolve in oneDNN's own memory layout: faster on some CPUs
+        self.keeps_maps = False
+        self.padding = spec.padding
         width, *size = shape
         self.convolutions = nn.ModuleList()
         for out in spec.channels:
@@ -78,14 +81,20 @@ class CNNModule(nn.Module):
 
         These are the neurons of FedNTD's weight alignment (Table 2, Eq. 19).
         """
+        return self._connected(self._convolved(x)[-1])
+
+    def _convolved(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Input and output of the last convolution with its pooling and ReLU."""
         blocked = self.blocked and not torch._C._are_functorch_transforms_active()  # which do not know that layout
         if blocked:
             x = x.contiguous().to_mkldnn()
+        before = x
         for convolution in self.convolutions:
             # ReLU is monotone, so it commutes with max: 4 times fewer ReLUs.
-            x = F.relu(F.max_pool2d(convolution(x), 2, 2))
-        if blocked:
-            x = x.to_dense()
+            before, x = x, F.relu(F.max_pool2d(convolution(x), 2, 2))
+        return (before, x.to_dense()) if blocked else (before, x)
+
+    def _connected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = x.flatten(1)
         activations = []
         for layer in self.hidden:
@@ -93,6 +102,14 @@ class CNNModule(nn.Module):
             activations.append(x)
         return tuple(activations)
 
+    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+        """The last convolution with fewer output channels (see models.Staged)."""
+        name = f"convolutions.{len(self.convolutions) - 1}"
+        channels = slim_channels(len(params[f"{name}.bias"]), width)
+        weight, bias = (params[f"{name}.{kind}"][:channels] for kind in ("weight", "bias"))
+        return F.relu(F.max_pool2d(F.conv2d(x, weight, bias, padding=self.padding), 2, 2))
+
     def forward(self, x: torch.Tensor) -> Output:
-        features = self.hidden_activations(x)[-1]
-        return Output(features, self.classifier(features))
+        maps = self._convolved(x)
+        features = self._connected(maps[-1])[-1]
+        return Output(features, self.classifier(features), maps if self.keeps_maps else ())

@@ -1,4 +1,4 @@
-"""Residual networks: FedNTD's small ResNet for CIFAR and torchvision's ResNets with random initialisation."""
+"""Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random initialisation."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.errors import ConfigError, require, require_choice
-from fedexp.models import Output
+from fedexp.models import Output, slim_channels
+from fedexp.tree import Params
 
 DEPTHS = (18, 34, 50, 101, 152)
 
@@ -130,3 +131,96 @@ class TorchvisionModule(nn.Module):
     def forward(self, x: torch.Tensor) -> Output:
         features = self.backbone(x)
         return Output(features, self.classifier(features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BottleneckResNet:
+    """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with ordinary batch norm.
+
+    `blocks` of 6 in 3 stages make ResNet-56.
+    """
+
+    mixes_examples: ClassVar[bool] = True  # batch norm
+
+    widths: tuple[int, ...]  # inner channels of each stage; every stage after the first halves the image
+    blocks: int  # of each stage
+
+    def __post_init__(self) -> None:
+        valid = len(self.widths) > 0 and min(self.widths) > 0
+        require(valid, "model.widths", list(self.widths), "a non-empty list of positive integers")
+        require(self.blocks >= 1, "model.blocks", self.blocks, "at least 1")
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """A freshly initialised network for images of `shape` (channels, height, width) of any size."""
+        return BottleneckResNetModule(self.widths, self.blocks, shape[0], num_classes)
+
+
+EXPANSION = 4
+
+
+class BottleneckResNetModule(nn.Module):
+    """The network that `BottleneckResNet.build` makes."""
+
+    def __init__(self, widths: tuple[int, ...], blocks: int, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.keeps_maps = False
+        self.stem = nn.Sequential(nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]))
+        self.stages = nn.ModuleList()
+        before = widths[0]
+        for stage, width in enumerate(widths):
+            made = []
+            for block in range(blocks):
+                made.append(_Bottleneck(before, width, stride=2 if stage and not block else 1))
+                before = EXPANSION * width
+            self.stages.append(nn.Sequential(*made))
+        self.classifier = nn.Linear(before, num_classes)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        x = before = F.relu(self.stem(x))
+        for stage in self.stages:
+            before, x = x, stage(x)
+        features = x.mean((2, 3))
+        return Output(features, self.classifier(features), (before, x) if self.keeps_maps else ())
+
+    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+        """The last stage with fewer channels (see models.Staged)."""
+        stage = len(self.stages) - 1
+        blocks = self.stages[stage]
+        assert isinstance(blocks, nn.Sequential)
+        for number, block in enumerate(blocks):
+            assert isinstance(block, _Bottleneck)
+            name = f"stages.{stage}.{number}"
+
+            def layer(part: str, x: torch.Tensor, stride: int = 1, name: str = name) -> torch.Tensor:
+                weight = params[f"{name}.{part}.0.weight"]
+                weight = weight[: slim_channels(len(weight), width), : x.shape[1]]
+                x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+                return F.batch_norm(x, None, None, training=True)
+
+            inner = F.relu(layer("second", F.relu(layer("first", x)), block.stride))
+            shortcut = layer("shortcut", x, block.stride) if f"{name}.shortcut.0.weight" in params else x
+            x = F.relu(layer("third", inner) + shortcut)
+        return x
+
+
+def _normed(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    """Convolution without bias, then ordinary batch norm."""
+    convolution = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after))
+
+
+class _Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolution and a shortcut, projected by a 1x1 convolution where the shape changes."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.first = _normed(before, width, 1)
+        self.second = _normed(width, width, 3, stride)
+        self.third = _normed(width, EXPANSION * width, 1)
+        same = before == EXPANSION * width and stride == 1
+        self.shortcut: nn.Module = nn.Identity() if same else _normed(before, EXPANSION * width, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = F.relu(self.second(F.relu(self.first(x))))
+        return F.relu(self.third(inner) + self.shortcut(x))

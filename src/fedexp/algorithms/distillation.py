@@ -1,0 +1,53 @@
+"""What methods share that train the global model on the server's public set."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from fedexp import tree
+from fedexp.algorithms.contract import Network, PublicData, ServerNetwork
+from fedexp.tree import Params, Tree
+
+CHUNK = 500  # examples of a forward pass without gradient
+
+Loss = Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]  # (logits, labels, numbers) -> scalar
+Update = Callable[[Params, Params], None]  # (parameters, gradients): changes the former in place
+
+
+@torch.no_grad()
+def outputs(net: Network, model: Params, public: PublicData) -> torch.Tensor:
+    """Logits [n, C] of a reference model (with its buffers) on the whole public set."""
+    edges = range(0, len(public), CHUNK)
+    chunks = [np.arange(start, min(start + CHUNK, len(public))) for start in edges]
+    return torch.cat([net(model, public.take(chunk)[0]).logits for chunk in chunks])
+
+
+def local_models(messages: Tree, buffers: Params) -> Iterator[Params]:
+    """The models that came back, one after the other, with their running statistics."""
+    for i in range(len(next(iter(messages["params"].values())))):
+        yield tree.row(messages["params"], i) | tree.row(buffers, i)
+
+
+def minibatches(rng: np.random.Generator, examples: int, size: int, epochs: int) -> Iterator[np.ndarray]:
+    """Example numbers, shuffled anew in every epoch; the last partial batch is kept."""
+    for _ in range(epochs):
+        order = rng.permutation(examples)
+        yield from (order[start : start + size] for start in range(0, examples, size))
+
+
+def fit(net: ServerNetwork, public: PublicData, batches: Iterator[np.ndarray], loss: Loss, update: Update) -> None:
+    """Trains the model that `net` has loaded. Batches of one example are left out where batch norm has none to compare
+    with."""
+    single = not net.buffers()
+    for numbers in batches:
+        if len(numbers) > 1 or single:
+            x, y = public.take(numbers)
+            value = loss(net(net.params, x).logits, y, numbers)
+            grads = torch.autograd.grad(value, list(net.params.values()), materialize_grads=True)
+            update(net.params, dict(zip(net.params, grads, strict=True)))
+
+
+def refined(net: ServerNetwork, server: Tree) -> Tree:
+    """The server's state with the model that has been trained."""
+    return server | {"params": net.snapshot(), "buffers": net.buffers()}

@@ -1,0 +1,99 @@
+"""FedALA: a client starts from a mixture of its old classifier and the global one, with weights that it learns.
+
+J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023, Eq. (3)-(6) and
+the authors' code, for the last p = 2 tensors (weight and bias of the classifier), with which FedKA's Table 9 can be
+compared:
+    theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
+    W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1), by mini-batches of `part` of the local
+    data
+W is 1 at first and kept. The first time, passes are repeated until the last 10 losses (of a pass's last batch) have a
+standard deviation below `threshold`, but no more than `max_passes`; later there is one pass. Then training as usual.
+Off before a client has trained once. Accuracy is that of the averaged model (FedKA's generic accuracy).
+Deviations: the data of that search are not augmented, so that their features under the global body are computed once; p
+is not a parameter, since more layers would need them anew in every step.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.func import grad_and_value
+
+from fedexp import tree
+from fedexp.algorithms import heads
+from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
+from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network
+from fedexp.errors import require
+from fedexp.tree import Params, Tree
+
+LAST = 10  # losses whose standard deviation is looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedALA(FedAvg):
+    eta: float  # step size of the weights, > 0
+    part: float  # of the local data, for learning the weights
+    threshold: float  # of the standard deviation of the last losses
+    max_passes: int
+
+    def __post_init__(self) -> None:
+        require(0 < self.eta < math.inf, "algorithm.eta", self.eta, "finite and greater than 0")
+        require(0 < self.part <= 1, "algorithm.part", self.part, "greater than 0 and at most 1")
+        require(0 <= self.threshold < math.inf, "algorithm.threshold", self.threshold, "finite and at least 0")
+        require(self.max_passes >= 1, "algorithm.max_passes", self.max_passes, "at least 1")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(client_state="local classifier, weights W")
+
+    def client_init(self, params: Params, info: Federation) -> Tree:
+        head = heads.head(params)
+        return {"head": head, "W": tree.map(torch.ones_like, head), "rounds": head[heads.BIAS].new_zeros(())}
+
+    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        part = info.parts[client]
+        chosen = rng.permutation(part)[: max(int(self.part * len(part)), 1)]
+        return padded_numbers(chosen, max(int(self.part * info.largest), 1))
+
+    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+        """W as this client will use it."""
+        x, y = data.take(ctx.plan["numbers"])
+        features = net(ctx.server["params"], x).features
+        return {"W": self.learn(features, y, ctx.plan["mask"].to(features.dtype), ctx)}
+
+    def learn(self, features: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, ctx: Context) -> Params:
+        old = ctx.client["head"]
+        gap = tree.subtract(heads.head(ctx.server["params"]), old)
+        rounds = ctx.client["rounds"]
+
+        def loss(head: Params, rows: slice) -> torch.Tensor:
+            losses = F.cross_entropy(heads.logits(features[rows], head), y[rows], reduction="none")
+            return masked_mean(losses, mask[rows])
+
+        W, recent = ctx.client["W"], torch.zeros(LAST, dtype=features.dtype, device=features.device)
+        size, on = ctx.local.batch_size, rounds > 0
+        for number in range(self.max_passes):
+            value = recent[-1]
+            for start in range(0, len(y), size):
+                rows = slice(start, start + size)
+                active = on & (mask[rows].sum() > 0)
+                mixed = {k: old[k] + gap[k] * W[k] for k in W}
+                grads, now = grad_and_value(loss)(mixed, rows)
+                W = {k: torch.where(active, (v - self.eta * grads[k] * gap[k]).clamp(0, 1), v) for k, v in W.items()}
+                value = torch.where(active, now, value)
+            recent = torch.cat([recent[1:], value[None]])
+            on = on & (rounds == 1)  # from the second time on, one pass
+            if number >= LAST:
+                on = on & (recent.std() >= self.threshold)
+        return W
+
+    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        params, old, W = ctx.server["params"], ctx.client["head"], ctx.begin["W"]
+        mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
+        return params | {k: torch.where(ctx.client["rounds"] > 0, mixed[k], params[k]) for k in mixed}
+
+    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+        new = {"head": heads.head(params), "W": ctx.begin["W"], "rounds": ctx.client["rounds"] + 1}
+        return {"params": params}, new

@@ -1,0 +1,78 @@
+"""FedAlign: the last stage is smoothed by making it agree with a narrow version of itself.
+
+M. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning", CVPR 2022, Eq.
+(4)-(6), and the authors' code; the comparison of FedNTD's Table 13. With f_in, f_out the input and output of the last
+stage, f_slim the output of its first `width` of the channels on f_in (a constant there), and s(a, b) the spectral norm
+of the "transmitting matrix" of two feature maps:
+    L = CE + mu * (CE / L_lip) * L_lip,   L_lip = MSE( s(f_in, f_slim), s(f_in, f_out) )
+where the quotient CE / L_lip is a constant to the gradient, as is s(f_in, f_out); gradients are clipped at norm `clip`.
+s: f_in is average-pooled to the size of the other map, X = F_in F^T / (h w), and s = sqrt(||m||) after 10 power
+iterations m <- X X^T m / ||m|| from the vector of ones, an estimate of the root of the largest eigenvalue.
+Models: those with a last stage (models.Staged): model=resnet56_bottleneck of Table 13; for the CNNs, the last
+convolution.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.contract import Batch, Context, Network
+from fedexp.algorithms.feddyn import clipped
+from fedexp.errors import ConfigError, require
+from fedexp.models import Staged
+from fedexp.tree import Params
+
+ITERATIONS, SMALLEST = 10, 1e-12
+
+
+def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """s(a, b) of maps [B, C1, H, W] and [B, C2, h, w], h <= H: [B]."""
+    pixels = second.shape[-2] * second.shape[-1]
+    a = F.adaptive_avg_pool2d(first, (second.shape[-2], second.shape[-1])).flatten(2)
+    matrix = a @ second.flatten(2).transpose(1, 2) / pixels  # [B, C1, C2]
+    vector = torch.ones_like(matrix[..., :1])
+    norm = vector[:, :1]
+    for _ in range(ITERATIONS):
+        product = matrix @ (matrix.transpose(1, 2) @ vector)
+        norm = (product * product).sum(1, keepdim=True).clamp(min=SMALLEST**2).sqrt()
+        vector = product / norm
+    return norm[:, 0, 0].sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAlign(FedAvg):
+    mu: float  # weight of the smoothing relative to the cross-entropy, >= 0
+    width: float  # of the narrow last stage
+    clip: float  # bound of the gradient's norm; 0: none
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mu < math.inf, "algorithm.mu", self.mu, "finite and at least 0")
+        require(0 < self.width <= 1, "algorithm.width", self.width, "greater than 0 and at most 1")
+        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
+
+    def adapt(self, module: nn.Module, num_classes: int) -> nn.Module:
+        if not isinstance(module, Staged):
+            raise ConfigError(
+                "algorithm=fedalign: this model has no last stage that can be narrowed; use model=resnet56_bottleneck "
+                "(the paper's) or a cnn"
+            )
+        module.keeps_maps = True
+        if hasattr(module, "blocked"):
+            module.blocked = False  # type: ignore[assignment]  # its maps are of a layout that not every operation knows
+        return module
+
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        output = net(params, batch.x)
+        loss = masked_mean(F.cross_entropy(output.logits, batch.y, reduction="none"), batch.mask)
+        before, after = (m.detach() for m in output.maps)
+        narrow = spectral_norm(before, net.slim(params, before, self.width))
+        lipschitz = masked_mean((narrow - spectral_norm(before, after)) ** 2, batch.mask)
+        scale = (loss / lipschitz.clamp(min=SMALLEST)).detach()
+        return loss + self.mu * scale * lipschitz
+
+    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+        return clipped(grads, self.clip) if self.clip else grads

@@ -1,0 +1,35 @@
+"""FedAvgM: momentum on the server.
+
+Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019:
+    v <- beta * v + (w_global - sum_k p_k w_k),   w_global <- w_global - v,   v = 0 at the start.
+Only parameters have momentum; running statistics of batch norm are averaged as in FedAvg.
+Not done: MOON's code has (1 - beta) in front of the difference, which is a different algorithm.
+"""
+
+from dataclasses import dataclass
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Federation, Needs, ServerRound
+from fedexp.errors import require
+from fedexp.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(FedAvg):
+    beta: float  # momentum, at least 0 and less than 1; 0 is FedAvg
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < 1, "algorithm.beta", self.beta, "at least 0 and less than 1")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(server_state="momentum v")
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        return {"params": params, "v": tree.zeros_like(params)}
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        start, mean = server["params"], tree.weighted_mean(messages["params"], round.weights)
+        v = {k: self.beta * server["v"][k] + start[k] - mean[k] for k in start}
+        return server | {"params": tree.subtract(start, v), "v": v}

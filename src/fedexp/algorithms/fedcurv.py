@@ -1,0 +1,100 @@
+"""FedCurv: an elastic penalty where the parameters matter to the other clients.
+
+N. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019, Eq. (3)-(5). With u_j the
+diagonal Fisher information of client j at its trained w_j on its own data, v_j = u_j * w_j, over all clients j that
+have ever taken part (latest values), client k adds
+    lambda * ( <P_k, w^2> - 2 <Q_k, w> ),   P_k = sum_{j != k} u_j,   Q_k = sum_{j != k} v_j,
+which is lambda * sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant. No penalty in the first round.
+The server keeps and sends the sums over all clients; a client keeps its own u_k, v_k, takes them off, and uploads how
+they have changed: the same numbers, at the cost that the paper states (two models each way).
+Switch `estimator`: `batch`, as in FedNTD's released code, is the mean over mini-batches of the squared gradient of the
+batch's mean cross-entropy (labels as given), over one pass that stops after more than `samples` examples; `sample`
+squares the gradient of every example, the textbook diagonal, about a batch size larger: lambda belongs to the
+estimator.
+The gradients are taken on the (augmented) batches of the round, in eval mode.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.errors import require, require_choice
+from fedexp.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCurv(FedAvg):
+    lambda_: float  # weight of the penalty, >= 0; 0 is FedAvg
+    samples: int  # s: the Fisher information is estimated on more than that many examples, or one pass
+    estimator: str  # batch | sample
+
+    def __post_init__(self) -> None:
+        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(self.samples >= 0, "algorithm.samples", self.samples, "at least 0")
+        require_choice("algorithm.estimator", self.estimator, ("batch", "sample"))
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(client_state="u_k, v_k", server_state="sums of u and v", up=2, down=2)
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        return {"params": params, "u": tree.zeros_like(params), "v": tree.zeros_like(params)}
+
+    def client_init(self, params: Params, info: Federation) -> Tree:
+        return {"u": tree.zeros_like(params), "v": tree.zeros_like(params)}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {k: server[k] for k in ("params", "u", "v")}
+
+    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+        return {k: tree.subtract(ctx.server[k], ctx.client[k]) for k in ("u", "v")}
+
+    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
+        p, q = ctx.begin["u"], ctx.begin["v"]
+        return self.lambda_ * torch.stack([(p[k] * w * w - 2 * q[k] * w).sum() for k, w in params.items()]).sum()
+
+    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+        u = self.fisher(net, params, data, ctx)
+        new = {"u": u, "v": {k: u[k] * params[k] for k in u}}
+        return {"params": params} | {k: tree.subtract(new[k], ctx.client[k]) for k in new}, new
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        return super().aggregate(server, messages, round) | {k: tree.added(server[k], messages[k]) for k in ("u", "v")}
+
+    def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
+        """u_k: the mean over the batches (`sample`: over the examples) that count."""
+        one_pass = ctx.steps / ctx.local.epochs
+        seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
+        total = tree.zeros_like(params)
+        for batch in data.batches():
+            if batch.step >= -(-data.steps // ctx.local.epochs):
+                break  # even for the longest of the clients that are trained together
+            mask = torch.ones(len(batch.y), dtype=seen.dtype, device=seen.device) if batch.mask is None else batch.mask
+            counts = ((batch.step < one_pass) & (seen <= self.samples)).to(seen.dtype)
+            squares, number = self.squares(net, params, batch, mask)
+            total = {k: total[k] + counts * squares[k] for k in total}
+            parts, seen = parts + counts * number, seen + mask.sum()
+        return {k: v / parts.clamp(min=1) for k, v in total.items()}
+
+    def squares(
+        self, net: Network, params: Params, batch: Batch, mask: torch.Tensor
+    ) -> tuple[Params, torch.Tensor | float]:
+        """Sum of squared gradients over a batch, and of how many."""
+        if self.estimator == "batch":
+
+            def loss(p: Params) -> torch.Tensor:
+                return masked_mean(F.cross_entropy(net(p, batch.x).logits, batch.y, reduction="none"), mask)
+
+            return {k: g * g for k, g in grad(loss)(params).items()}, 1.0
+
+        def one(p: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(net(p, x[None]).logits, y[None])
+
+        grads = vmap(grad(one), in_dims=(None, 0, 0))(params, batch.x, batch.y)
+        return {k: torch.tensordot(mask, g * g, 1) for k, g in grads.items()}, mask.sum()

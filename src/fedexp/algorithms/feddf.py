@@ -1,0 +1,128 @@
+"""FedDF: the server distils the ensemble of the local models into their average, on unlabelled public data.
+
+T. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020, Eq. (1) and
+Algorithm 1:
+clients as in FedAvg; then, from w = sum_k p_k w_k, on mini-batches of public images (labels are not read)
+    min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ),
+averaging logits, not probabilities; temperature 1; teachers in eval mode, the student in train mode.
+Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps of B = 128, gradients
+clipped at norm 5, the best model on held-out labelled data, looked at every 100 steps, no further than `patience` =
+1,000 steps without gain. Switches: `epochs` > 0 runs that many passes over the public set instead and takes the last
+model, the form for comparisons with Flashback (E_s); `steps` and `patience` then mean nothing.
+Deviation: the authors validate on 10 % of the training data; here on the first `validation` of the public set in random
+order, whose labels are read for that alone.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms import distillation
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Needs, PublicData, ServerNetwork, ServerRound
+from fedexp.algorithms.feddyn import clipped
+from fedexp.errors import require
+from fedexp.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDF(FedAvg):
+    lr: float  # of Adam
+    batch_size: int
+    clip: float  # bound of the gradient's norm; 0: none
+    epochs_on_server: int  # passes over the public set; 0: by steps, with validation
+    steps: int  # at most
+    patience: int  # steps without gain after which it stops
+    interval: int  # steps between two looks at the validation data
+    validation: float  # fraction of the public set
+
+    def __post_init__(self) -> None:
+        require(0 < self.lr < math.inf, "algorithm.lr", self.lr, "finite and greater than 0")
+        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
+        require(self.epochs_on_server >= 0, "algorithm.epochs_on_server", self.epochs_on_server, "at least 0")
+        for name in ("batch_size", "steps", "patience", "interval"):
+            require(getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1")
+        require(0 < self.validation < 1, "algorithm.validation", self.validation, "greater than 0 and less than 1")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(data="public, unlabelled (server)", public=True)
+
+    def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        assert round.public is not None
+        teachers = distillation.local_models(messages, round.buffers)
+        logits = torch.stack([distillation.outputs(net, model, round.public) for model in teachers]).mean(0)
+        net.load(server["params"], server["buffers"])
+        if self.epochs_on_server:
+            batches = distillation.minibatches(round.rng, len(round.public), self.batch_size, self.epochs_on_server)
+            total = self.epochs_on_server * -(-len(round.public) // self.batch_size)
+            self.distil(net, round.public, logits, batches, Adam(net.params, self.lr, total, self.clip))
+            return distillation.refined(net, server)
+        return self.search(net, server, logits, round.rng, round.public)
+
+    def distil(
+        self,
+        net: ServerNetwork,
+        public: PublicData,
+        teacher: torch.Tensor,
+        batches: Iterator[np.ndarray],
+        adam: "Adam",
+    ) -> None:
+        log_p = F.log_softmax(teacher, -1)
+
+        def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
+            target = log_p[torch.as_tensor(numbers)]
+            return F.kl_div(F.log_softmax(student, -1), target, log_target=True, reduction="batchmean")
+
+        distillation.fit(net, public, batches, loss, adam)
+
+    def search(
+        self, net: ServerNetwork, server: Tree, teacher: torch.Tensor, rng: np.random.Generator, public: PublicData
+    ) -> Tree:
+        """By steps, with early stopping: the best model on the validation data."""
+        order = rng.permutation(len(public))
+        held = max(int(self.validation * len(public)), 1)
+        check, rest = order[:held], order[held:]
+        forever = (rest[part] for part in endless(rng, len(rest), self.batch_size))
+        adam = Adam(net.params, self.lr, self.steps, self.clip)
+        best, best_accuracy, best_step = distillation.refined(net, server), accuracy(net, public, check), 0
+        for step in range(self.interval, self.steps + 1, self.interval):
+            self.distil(net, public, teacher, (next(forever) for _ in range(self.interval)), adam)
+            now = accuracy(net, public, check)
+            if now > best_accuracy:
+                best, best_accuracy, best_step = distillation.refined(net, server), now, step
+            elif step - best_step >= self.patience:
+                break
+        return best
+
+
+def endless(rng: np.random.Generator, examples: int, size: int) -> Iterator[np.ndarray]:
+    while True:
+        yield from distillation.minibatches(rng, examples, size, 1)
+
+
+def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> float:
+    """Of the model in training, in eval mode, on some public examples."""
+    with torch.no_grad():
+        x, y = public.take(numbers)
+        return float((net(net.snapshot() | net.buffers(), x).logits.argmax(-1) == y).double().mean())
+
+
+class Adam:
+    """torch's Adam with cosine annealing and clipping, as an Update."""
+
+    def __init__(self, params: Params, lr: float, steps: int, clip: float):
+        self.optimizer = torch.optim.Adam(list(params.values()), lr=lr)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.clip = clip
+
+    def __call__(self, params: Params, grads: Params) -> None:
+        for name, grad in (clipped(grads, self.clip) if self.clip else grads).items():
+            params[name].grad = grad
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()

@@ -1,0 +1,72 @@
+"""FedDyn: a linear and a quadratic term that align the clients' stationary points with the server's.
+
+D. A. E. Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1, in the form of the
+authors' code. g_k, 0 at first, sums up w_k - w_global over the client's participations (the paper's h_k is -alpha g_k):
+    client   min_w  F_k(w) + alpha_k <g_k, w> + alpha_k / 2 ||w - w_global||^2,   g_k <- g_k + (w_k - w_global)
+    server   g <- g + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + g
+The mean follows `weighting` (uniform in the authors' code, n_k in FedNTD's). Running statistics never enter g.
+Switches: `per_client_alpha`: alpha_k = alpha / (n_k K / n), as in the authors' code, else alpha_k = alpha (the paper);
+`clip`: bound of the norm of the whole gradient before weight decay, 10 in the authors' code; 0 = none.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.errors import require
+from fedexp.tree import Params, Tree
+
+
+def clipped(grads: Params, bound: float) -> Params:
+    """Scaled so that the norm of all gradients together is at most `bound`, as torch's clip_grad_norm_ does."""
+    scale = (bound / (tree.dot(grads, grads).sqrt() + 1e-6)).clamp(max=1)
+    return {k: g * scale for k, g in grads.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(FedAvg):
+    alpha: float  # > 0
+    clip: float  # bound of the gradient's norm; 0: none
+    per_client_alpha: bool
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha < math.inf, "algorithm.alpha", self.alpha, "finite and greater than 0")
+        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(client_state="sum of changes g_k", server_state="mean of all g_k")
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        return {"params": params, "g": tree.zeros_like(params)}
+
+    def client_init(self, params: Params, info: Federation) -> Tree:
+        return {"g": tree.zeros_like(params)}
+
+    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        sizes = [len(part) for part in info.parts]
+        return {"alpha": self.alpha * (np.mean(sizes) / sizes[client] if self.per_client_alpha else 1.0)}
+
+    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
+        distance = tree.squared_distance(params, ctx.server["params"])
+        alpha = ctx.plan["alpha"].to(distance.dtype)
+        return alpha * (tree.dot(ctx.client["g"], params) + 0.5 * distance)
+
+    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+        return clipped(grads, self.clip) if self.clip else grads
+
+    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+        start = ctx.server["params"]
+        return {"params": params}, {"g": {k: g + params[k] - start[k] for k, g in ctx.client["g"].items()}}
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        start = server["params"]
+        moved = {k: messages["params"][k] - start[k] for k in start}
+        g = tree.added(server["g"], moved, 1 / round.info.num_clients)
+        mean = tree.weighted_mean(messages["params"], round.weights)
+        return server | {"params": {k: mean[k] + g[k] for k in mean}, "g": g}

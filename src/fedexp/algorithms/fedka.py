@@ -1,0 +1,105 @@
+"""FedKA: anchors, a few examples of classes that a client (almost) lacks, hold its outputs where the global model has
+them.
+
+J. Chen et al., "FedKA: Knowledge Anchor for Federated Learning on Non-IID Data", MM 2023, Eq. (5)-(8), Algorithm 1. By
+its share p^c of a client's examples a class is missing (0), non-dominant (below `dominance`) or dominant. In each round
+the anchors T are one own example of every non-dominant class and the shared example of every missing class, at most
+`max_anchors` of them (a random choice), not augmented. Loss of a mini-batch:
+    L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
+The sum is divided by the number of anchors, not of logits; without anchors or columns it is 0. The shared set is one
+training example a class, drawn with the partition's seed and kept by its owner too.
+`dominance`: not printed; null = 0.5 / C, the proportion at which the paper's Fig. 3 sees sudden forgetting.
+Switches: `anchors` both | non_dominant | missing (ablations N and M, with the same columns); `selection` of a
+non-dominant class's example: random, hard (largest cross-entropy of the global model) or proficient (smallest).
+Unstated and chosen here: anchors go through the network together with the mini-batch, so that batch norm sees one
+batch; the teacher's outputs are in eval mode. Where there are fewer anchors than slots, slots repeat them (or, without
+any, examples of the client) with weight 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.errors import require, require_choice
+from fedexp.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedKA(FedAvg):
+    beta: float  # weight of the anchors, >= 0; 0 is FedAvg
+    dominance: float | None  # share from which a class is dominant; None: 0.5 / C
+    max_anchors: int
+    anchors: str  # both | non_dominant | missing
+    selection: str  # random | hard | proficient
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
+        fits = self.dominance is None or 0 < self.dominance <= 1
+        require(fits, "algorithm.dominance", self.dominance, "greater than 0 and at most 1, or null (= 0.5 / C)")
+        require(self.max_anchors >= 1, "algorithm.max_anchors", self.max_anchors, "at least 1")
+        require_choice("algorithm.anchors", self.anchors, ("both", "non_dominant", "missing"))
+        require_choice("algorithm.selection", self.selection, ("random", "hard", "proficient"))
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(data="one shared example per class (clients)" if self.anchors != "non_dominant" else "")
+
+    def threshold(self, info: Federation) -> float:
+        return 0.5 / info.num_classes if self.dominance is None else self.dominance
+
+    def classes(self, info: Federation, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(missing, non-dominant, dominant), bool [C] each."""
+        share = info.counts[client] / info.counts[client].sum()
+        dominant = share >= self.threshold(info)
+        return share == 0, (share > 0) & ~dominant, dominant
+
+    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        missing, rare, dominant = self.classes(info, client)
+        part = info.parts[client]
+        own = {c: part[info.labels[part] == c] for c in np.flatnonzero(rare) if self.anchors != "missing"}
+        shared = [c for c in np.flatnonzero(missing) if self.anchors != "non_dominant" and info.shared[c] >= 0]
+        chosen = rng.permutation(np.array([*own, *shared], dtype=np.int64))[: self.max_anchors]
+        slots, width = min(self.max_anchors, info.num_classes), self.width(info)
+        numbers = np.full((slots, width), part[0])
+        candidate = np.zeros((slots, width))
+        for i in range(slots):
+            if not len(chosen):
+                numbers[i] = part[i % len(part)]
+                continue
+            c = chosen[i % len(chosen)]
+            options = rng.permutation(own[c])[:width] if c in own else info.shared[[c]]
+            numbers[i], numbers[i, : len(options)] = options[0], options
+            candidate[i, : len(options)] = 1
+        valid = (np.arange(slots) < len(chosen)).astype(np.float64)
+        return {"numbers": numbers, "candidate": candidate, "valid": valid, "columns": (~dominant).astype(np.float64)}
+
+    def width(self, info: Federation) -> int:
+        """Own examples of one class among which `selection` chooses: as many as any non-dominant class can have."""
+        if self.selection == "random" or self.anchors == "missing":
+            return 1
+        return max(int(self.threshold(info) * info.largest), 1)
+
+    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+        numbers = ctx.plan["numbers"]
+        slots, width = numbers.shape
+        x, y = data.take(numbers.flatten())
+        logits = net(ctx.server["params"], x).logits
+        if width == 1:
+            return {"x": x, "z": logits}
+        hardness = F.cross_entropy(logits, y, reduction="none").view(slots, width)
+        low = torch.finfo(hardness.dtype).min
+        score = torch.where(ctx.plan["candidate"] > 0, hardness if self.selection == "hard" else -hardness, low)
+        index = score.argmax(-1) + width * torch.arange(slots, device=score.device)
+        return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
+
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        logits = net(params, torch.cat([batch.x, ctx.begin["x"]])).logits
+        rows = len(batch.y)
+        loss = masked_mean(F.cross_entropy(logits[:rows], batch.y, reduction="none"), batch.mask)
+        columns, valid = (ctx.plan[k].to(logits.dtype) for k in ("columns", "valid"))
+        return loss + self.beta * masked_mean(((ctx.begin["z"] - logits[rows:]) ** 2 * columns).sum(-1), valid)

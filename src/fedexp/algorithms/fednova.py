@@ -1,0 +1,86 @@
+"""FedNova: every client's change is divided by its effective number of steps before it is averaged.
+
+J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
+With momentum rho and tau_k steps (section 4.2, "heavy-ball"), a_k = sum of the geometric weights of the gradients:
+    a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k
+    d_k = (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k.
+The learning rate cancels, being constant within a round. Clients of one size have one a_k: there it is FedAvg.
+Switch `variant`: the numbers that FedNTD prints for FedNova differ from FedAvg's for equal clients, so they are not
+plain FedNova's; its released code adds variance reduction across clients to every gradient, before weight decay:
+    ccvr         g <- g + (d_mean - d_k), with d_k of the client's last participation (0 at first) and after each round
+                 d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, n over all clients
+    ccvr_frozen  d_mean = 0 always, which is what that code does.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.errors import require_choice
+from fedexp.tree import Params, Tree
+
+
+def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
+    """a_k for tau_k = `steps` of SGD with momentum rho < 1."""
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNova(FedAvg):
+    variant: str  # plain | ccvr | ccvr_frozen
+
+    def __post_init__(self) -> None:
+        require_choice("algorithm.variant", self.variant, ("plain", "ccvr", "ccvr_frozen"))
+
+    @property
+    def corrects(self) -> bool:
+        return self.variant != "plain"
+
+    @property
+    def needs(self) -> Needs:
+        down = 1.0 if self.variant == "ccvr" else 0.0
+        kept = "last direction d_k" if self.corrects else ""
+        return Needs(client_state=kept, server_state="mean direction" if down else "", down=down, small="a_k up")
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        mean = {"d": tree.zeros_like(params)} if self.variant == "ccvr" else {}
+        return {"params": params} | mean
+
+    def client_init(self, params: Params, info: Federation) -> Tree:
+        return {"d": tree.zeros_like(params)} if self.corrects else {}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {k: v for k, v in server.items() if k in ("params", "d")}
+
+    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+        if not self.corrects:
+            return grads
+        grads = tree.subtract(grads, ctx.client["d"])
+        return {k: grads[k] + ctx.server["d"][k] for k in grads} if self.variant == "ccvr" else grads
+
+    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+        a = effective_steps(ctx.steps, ctx.local.momentum)
+        message = {"params": params, "a": a}
+        if not self.corrects:
+            return message, ctx.client
+        return message, {"d": direction(ctx.server["params"], params, a * ctx.lr)}
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        start, shares = server["params"], round.weights / round.weights.sum()
+        a = messages["a"].clamp(min=1)  # a client without a step has not moved
+        mean, weights = tree.weighted_mean(messages["params"], shares / a), (shares / a).sum()
+        scale = (shares * messages["a"]).sum() * weights  # tau_eff * sum_k p_k / a_k
+        server = server | {"params": {k: start[k] + scale * (mean[k] - start[k]) for k in start}}
+        if self.variant != "ccvr":
+            return server
+        part = round.weights.sum() / float(round.info.weights.sum())
+        moved = {k: (start[k] - mean[k]) * weights / round.lr for k in start}  # sum_k p_k d_k
+        return server | {"d": {k: (1 - part) * v + part * moved[k] for k, v in server["d"].items()}}
+
+
+def direction(start: Params, end: Params, divisor: torch.Tensor) -> Params:
+    """(w_global - w_k) / divisor; 0 where there was no step."""
+    return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

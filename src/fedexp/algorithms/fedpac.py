@@ -1,0 +1,183 @@
+"""FedPAC: features are aligned with global class prototypes, and every client gets a classifier combined for it.
+
+J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR
+2023, Eq. (5), (7)-(13) and the authors' code. With features f, class shares p_k^c and class means mu_k^c of client k:
+    client   `head_epochs` epochs of the classifier alone at `head_lr`, then E epochs of the body alone on
+             CE + lambda * MSE(f(x), prototype of y), the global prototype of the class, else the client's own;
+             no alignment before the server has prototypes
+    server   body: average with n_k; prototypes: class means weighted by class counts; and for every client i of the
+    round
+             the classifier sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,
+             D_i[j, k] = sum_c <h_i^c - h_j^c, h_i^c - h_k^c>,   h_k^c = p_k^c mu_k^c,
+             V_k = (1 / n_k) (sum_c p_k^c E||f||^2 - sum_c (p_k^c)^2 ||mu_k^c||^2).
+V and h are taken under the received body, before training; eigenvalues below 0.01 of a matrix that is not positive
+definite are dropped, weights below 0.001 are set to 0 (both as in the code). A client's classifier is sent to it when
+it next takes part. Accuracy is that of the averaged body with the n_k-averaged classifier (FedKA's generic accuracy).
+Feature statistics are taken over the batches of the first pass (augmented like them).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp import tree
+from fedexp.algorithms import heads
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.errors import require
+from fedexp.settings import LocalTraining
+from fedexp.tree import Params, Tree
+
+SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPAC(FedAvg):
+    lambda_: float  # weight of the alignment, >= 0
+    head_lr: float  # learning rate of the classifier, > 0
+    head_epochs: int  # of the classifier alone, before the E of the body
+
+    def __post_init__(self) -> None:
+        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(0 < self.head_lr < math.inf, "algorithm.head_lr", self.head_lr, "finite and greater than 0")
+        require(self.head_epochs >= 1, "algorithm.head_epochs", self.head_epochs, "at least 1")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            server_state="classifiers of all clients, prototypes",
+            small="C prototypes each way, class statistics up, a classifier down",
+        )
+
+    def epochs(self, local: LocalTraining) -> int:
+        return self.head_epochs + local.epochs
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        head = heads.head(params)
+        classes, width = head[heads.WEIGHT].shape
+        like = head[heads.BIAS]
+        everyone = tree.map(lambda leaf: leaf.expand(info.num_clients, *leaf.shape).clone(), head)
+        prototypes = {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
+        return {"params": params, "heads": everyone, "prototypes": prototypes}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {"params": server["params"], "prototypes": server["prototypes"]}
+
+    def personal(
+        self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
+    ) -> Tree:
+        return tree.row(server["heads"], client)
+
+    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+        """Class statistics under the received body, and the prototypes to align with."""
+        stats = self.statistics(net, ctx.server["params"], data, ctx)
+        known = ctx.server["prototypes"]["known"]
+        target = torch.where(known[:, None] > 0, ctx.server["prototypes"]["mean"], stats["mean"])
+        return stats | {"target": target, "aligns": (known.sum() > 0).to(target.dtype)}
+
+    def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
+        """Over one pass: examples [C], mean feature [C, D], mean squared norm [C] of each class."""
+        one_pass, classes = ctx.steps / self.epochs(ctx.local), ctx.server["prototypes"]["known"].shape[0]
+        count: torch.Tensor | float = 0.0
+        total: torch.Tensor | float = 0.0
+        squares: torch.Tensor | float = 0.0
+        for batch in data.batches():
+            if batch.step >= -(-data.steps // self.epochs(ctx.local)):
+                break
+            features = net(params, batch.x).features
+            member = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)).to(features.dtype)
+            member = member * (batch.step < one_pass)
+            member = member if batch.mask is None else member * batch.mask[:, None]
+            count, total = count + member.sum(0), total + member.T @ features
+            squares = squares + member.T @ (features**2).sum(-1)
+        assert isinstance(count, torch.Tensor)
+        seen = count.clamp(min=1)
+        return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
+
+    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        return ctx.server["params"] | ctx.personal
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        features, logits, _ = net(params, batch.x)
+        target = ctx.begin["target"].index_select(0, batch.y)
+        aligned = ((features - target) ** 2).mean(-1) * ctx.begin["aligns"]
+        return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * aligned
+
+    def local_step(
+        self, net: Network, params: Params, momentum: Params, batch: Batch, ctx: Context
+    ) -> tuple[Params, Params, torch.Tensor]:
+        """SGD of the classifier first, then of the body; what is not trained keeps its value and a momentum of 0."""
+        local, head_steps = ctx.local, ctx.steps * self.head_epochs / self.epochs(ctx.local)
+        grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
+        head_phase = torch.as_tensor(batch.step, device=head_steps.device) < head_steps
+        one = torch.ones_like(head_steps)
+        lr = torch.where(head_phase, self.head_lr * one, ctx.lr * one)
+        new_params, new_momentum = {}, {}
+        for k, w in params.items():
+            trains = head_phase if k in heads.HEAD else ~head_phase
+            buffer = local.momentum * momentum[k] + grads[k] + local.weight_decay * w
+            new_momentum[k] = torch.where(trains, buffer, momentum[k])
+            new_params[k] = torch.where(trains, w - lr * buffer, w)
+        return new_params, new_momentum, loss
+
+    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+        before = {k: ctx.begin[k] for k in ("count", "mean", "square")}
+        after = self.statistics(net, params, data, ctx)["mean"]
+        return {"params": params, "prototypes": after, "statistics": before}, ctx.client
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        counts = messages["statistics"]["count"]
+        total = counts.sum(0)
+        mean = (counts[..., None] * messages["prototypes"]).sum(0) / total.clamp(min=1)[:, None]
+        new, old = total > 0, server["prototypes"]
+        prototypes = {
+            "mean": torch.where(new[:, None], mean, old["mean"]),
+            "known": torch.where(new, torch.ones_like(total), old["known"]),
+        }
+        combination = combine(messages["statistics"])
+        own, cohort = heads.head(messages["params"]), list(round.clients)
+        everyone = {k: v.clone() for k, v in server["heads"].items()}
+        for k, v in everyone.items():
+            v[cohort] = torch.tensordot(combination.to(v), own[k], 1)
+        return super().aggregate(server, messages, round) | {"heads": everyone, "prototypes": prototypes}
+
+
+def combine(statistics: Tree) -> torch.Tensor:
+    """Weights a [|S|, |S|]: row i combines the classifiers for client i. statistics: count, square [|S|, C] and mean
+    [|S|, C, D] of each client."""
+    count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))
+    sizes = count.sum(1).clamp(min=1)
+    share = count / sizes[:, None]
+    variance = ((share * square).sum(1) - (share**2 * (mean**2).sum(-1)).sum(1)) / sizes
+    h = (share[..., None] * mean).flatten(1)
+    rows = []
+    for i in range(len(h)):
+        apart = h[i] - h
+        rows.append(simplex_minimum((variance.diag() + apart @ apart.T).numpy(), i))
+    return torch.from_numpy(np.stack(rows))
+
+
+def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
+    """argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own classifier (index `own`)."""
+    from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
+
+    values, vectors = np.linalg.eigh(matrix)
+    if values.min() < 0:
+        values = np.where(values < SMALLEST_EIGENVALUE, 0.0, values)
+        matrix = vectors @ np.diag(values) @ vectors.T
+    scale = max(np.abs(matrix).max(), 1e-30)  # the solver's tolerance is absolute
+    solution = minimize(
+        lambda a: a @ matrix @ a / scale,
+        np.eye(len(matrix))[own] * 0.5 + 0.5 / len(matrix),
+        jac=lambda a: 2 * matrix @ a / scale,
+        bounds=[(0.0, 1.0)] * len(matrix),
+        constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": lambda a: np.ones_like(a)},
+        method="SLSQP",
+        options={"ftol": 1e-12, "maxiter": 500},
+    )
+    weights = np.where(solution.x < SMALLEST_WEIGHT, 0.0, solution.x)
+    return weights / weights.sum()

@@ -1,0 +1,119 @@
+"""FedReg: steps are corrected so that the global model's answers on generated data do not change.
+
+C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022, section 4
+and the authors' code. Before training, the global model in eval mode turns every batch (x, y) of the first pass into
+    pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)), soft labels y^s =
+    softmax(f_global(x^s)) perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
+Step j on a batch, with the pseudo batch j (they come round again in every epoch):
+    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no weight decay)
+    2. delta = w - w_global, w^ = (w + w_global) / 2
+       g_s = grad CE(w^; x^s, y^s),  a = max(0, <delta, g_s> / ||g_s||^2)
+       g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
+       w <- w - a g_s - b g_p.
+The paper averages uniformly: weighting=uniform. Generated images stay where they are normalised; they are not clipped,
+as in the authors' code, whose clamp does nothing. Their in-place change of the training batch is not copied.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.func import grad
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.contract import Batch, ClientData, Context, Needs, Network
+from fedexp.errors import require
+from fedexp.tree import Params, Tree
+
+SMALLEST = 1e-30  # in denominators, as in the authors' code
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedReg(FedAvg):
+    gamma: float  # how much of the local model is in the point of the gradient, 0 to 1
+    eta_s: float  # step size of the pseudo data, > 0
+    eta_ratio: float  # eta_p / eta_s, >= 0
+    ascent: int  # steps of both
+
+    def __post_init__(self) -> None:
+        require(0 <= self.gamma <= 1, "algorithm.gamma", self.gamma, "between 0 and 1")
+        require(0 < self.eta_s < math.inf, "algorithm.eta_s", self.eta_s, "finite and greater than 0")
+        require(0 <= self.eta_ratio < math.inf, "algorithm.eta_ratio", self.eta_ratio, "finite and at least 0")
+        require(self.ascent >= 1, "algorithm.ascent", self.ascent, "at least 1")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(data="generated (clients)")
+
+    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+        model, one_pass = ctx.server["params"], -(-data.steps // ctx.local.epochs)
+        made = []
+        for batch in data.batches():
+            if batch.step >= one_pass:
+                break
+            pseudo = self.ascend(net, model, batch, self.eta_s)
+            perturbed = self.ascend(net, model, batch, self.eta_s * self.eta_ratio)
+            soft = net(model, pseudo).logits.softmax(-1)
+            made.append({"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask_of(batch)})
+        return tree.stack([padded(one, len(made[0]["y"])) for one in made])
+
+    def ascend(self, net: Network, model: Params, batch: Batch, eta: float) -> torch.Tensor:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(net(model, x).logits, batch.y, reduction="sum")
+
+        x = batch.x
+        for _ in range(self.ascent):
+            x = x + eta * grad(loss)(x).sign()
+        return x
+
+    def local_step(
+        self, net: Network, params: Params, momentum: Params, batch: Batch, ctx: Context
+    ) -> tuple[Params, Params, torch.Tensor]:
+        start = ctx.server["params"]
+        grads, loss = net.gradient(
+            lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask), mixed(params, start, self.gamma)
+        )
+        params = {k: params[k] - ctx.lr * grads[k] for k in params}
+        return self.projected(net, params, batch.step, ctx), momentum, loss
+
+    def projected(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
+        """The second part of a step."""
+        start = ctx.server["params"]
+        number = torch.remainder(torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs).long()
+        made = {k: v.index_select(0, number[None]).squeeze(0) for k, v in ctx.begin.items()}
+        middle, delta = mixed(params, start, 0.5), tree.subtract(params, start)
+        for x, y in ((made["pseudo"], made["soft"]), (made["perturbed"], made["y"])):
+
+            def loss(p: Params, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                return cross_entropy(net, p, x, y, made["mask"])
+
+            grads, _ = net.gradient(loss, middle)
+            size = (tree.dot(delta, grads) / (tree.dot(grads, grads) + SMALLEST)).clamp(min=0)
+            delta = {k: delta[k] - size * grads[k] for k in delta}
+        return {k: start[k] + delta[k] for k in delta}
+
+
+def mixed(params: Params, start: Params, gamma: float) -> Params:
+    return {k: gamma * params[k] + (1 - gamma) * start[k] for k in params}
+
+
+def cross_entropy(
+    net: Network, params: Params, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Mean over the examples; y: labels [B] or probabilities [B, C]."""
+    return masked_mean(F.cross_entropy(net(params, x).logits, y, reduction="none"), mask)
+
+
+def mask_of(batch: Batch) -> torch.Tensor:
+    return torch.ones(len(batch.y), dtype=batch.x.dtype, device=batch.x.device) if batch.mask is None else batch.mask
+
+
+def padded(one: Tree, size: int) -> Tree:
+    """A last, partial batch repeats its first example up to `size`, with mask 0."""
+    missing = size - len(one["y"])
+    if not missing:
+        return one
+    longer = {k: torch.cat([v, v[:1].expand(missing, *v.shape[1:])]) for k, v in one.items()}
+    return longer | {"mask": torch.cat([one["mask"], one["mask"].new_zeros(missing)])}

@@ -1,0 +1,59 @@
+"""FedRoD: one body, a generic classifier trained on a balanced loss, and a personal one beside it.
+
+H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022,
+Eq. (5)-(7), the linear form. With n_c a client's training examples of class c:
+    body and generic classifier: balanced softmax   -log( n_y^gamma e^{z_y} / sum_c n_c^gamma e^{z_c} )
+    personal classifier: CE of z + z_personal, where z and the features are constants.
+The server averages body and generic classifier; the personal one stays with its client (0 at first). Accuracy is that
+of the generic model without the class prior (the paper's G-FL).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp import tree
+from fedexp.algorithms import heads
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.errors import require
+from fedexp.tree import Params, Tree
+
+PERSONAL = "personal."  # prefix of the personal classifier's names
+ABSENT = -1e30  # log 0, finite: an absent class is never a label, but may be in a row of padding
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRoD(FedAvg):
+    gamma: float  # exponent of the class counts, >= 0; with 0 the generic model is FedAvg's
+
+    def __post_init__(self) -> None:
+        require(0 <= self.gamma < math.inf, "algorithm.gamma", self.gamma, "finite and at least 0")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(client_state="personal classifier")
+
+    def client_init(self, params: Params, info: Federation) -> Tree:
+        return tree.zeros_like(heads.head(params))
+
+    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = info.counts[client]
+        log = np.log(np.maximum(counts, 1))
+        return {"prior": np.where(counts > 0, self.gamma * log, ABSENT * (self.gamma > 0))}
+
+    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        return ctx.server["params"] | {PERSONAL + k: v for k, v in ctx.client.items()}
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        features, logits, _ = net(params, batch.x)
+        balanced = F.cross_entropy(logits + ctx.plan["prior"].to(logits.dtype), batch.y, reduction="none")
+        personal = heads.logits(features.detach(), {k: params[PERSONAL + k] for k in heads.HEAD})
+        return balanced + F.cross_entropy(logits.detach() + personal, batch.y, reduction="none")
+
+    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+        own = {k: params[PERSONAL + k] for k in heads.HEAD}
+        return {"params": {k: v for k, v in params.items() if not k.startswith(PERSONAL)}}, own

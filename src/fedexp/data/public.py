@@ -1,0 +1,33 @@
+"""Examples outside the clients' own data: the server's public set (Flashback, FedDF) and FedKA's shared ones."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedexp.engine.base import Workbench
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """The PublicData of the hooks: training examples that no client holds, never augmented."""
+
+    bench: Workbench
+    numbers: torch.Tensor  # int64 [n], of the training examples
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = self.numbers[torch.as_tensor(index)].to(self.bench.device)
+        return self.bench.load_train(chosen, None)
+
+
+def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """A random training example of each class, int64 [C]; -1 for a class that has none (FedKA's shared set, K11)."""
+    chosen = np.full(num_classes, -1, dtype=np.int64)
+    for c in range(num_classes):
+        numbers = np.flatnonzero(labels == c)
+        if len(numbers):
+            chosen[c] = rng.choice(numbers)
+    return chosen

@@ -1,0 +1,443 @@
+"""FedKD, Flashback, FedDF, FedKA, FedReg, MOON, FedAlign: losses and server steps against sums written out."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Batch, Context, Federation
+from fedexp.algorithms.fedalign import FedAlign, spectral_norm
+from fedexp.algorithms.feddf import FedDF
+from fedexp.algorithms.fedka import FedKA
+from fedexp.algorithms.fedkd import FedKD
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.fedreg import FedReg
+from fedexp.algorithms.flashback import Flashback, distillation_loss, shares, targets
+from fedexp.algorithms.moon import Moon
+from fedexp.engine.base import ScheduledData
+from fedexp.engine.network import LiveNetwork
+from fedexp.errors import ConfigError
+from fedexp.models import Output
+from fedexp.models.cnn import CNN
+from fedexp.models.resnet import BottleneckResNet, CifarResNet
+from fedexp.run import assemble, broadcast, describe
+from world import LOCAL, PLAIN, flat, make_experiment, play
+
+
+def assert_close(actual, expected, atol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def trained_round(algorithm, rounds=2, **changes):
+    experiment = make_experiment(algorithm, **changes)
+    state = play(experiment, rounds - 1)
+    cohort, lr = assemble(experiment, state, rounds), experiment.bench.local.lr_at(rounds)
+    trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
+    return experiment, state, trained, describe(experiment, state, cohort, trained)
+
+
+# --- FedKD
+
+
+def test_fedkd_is_the_kd_end_of_fedntd():
+    ntd = FedNTD(beta=0.7, tau=2.0, lambda_=0.0, distance="kl", tau_squared=True, mse_reduction="sum")
+    models = [play(make_experiment(a)).server["params"] for a in (FedKD(beta=0.7, tau=2.0), ntd)]
+    assert_close(*models)
+
+
+# --- Flashback
+
+
+def test_flashback_s_shares_by_hand():
+    """Three classes; nobody has seen the last one."""
+    pi, mu = torch.tensor([4.0, 0.0, 0.0]), torch.tensor([[2.0, 3.0, 0.0], [1.0, 1.0, 0.0]])
+    # Client 0: alpha = pi / (mu_0 + pi) = 4 / 6, 0 / 3, 0 / 0.
+    assert_close(shares(pi[None], mu[0]), torch.tensor([[4 / 6, 0.0, 0.0]]), 1e-7)
+    # Server: 2 pi + sum mu = 8 + 3, 4, 0.
+    expected = torch.tensor([[2 / 11, 3 / 4, 0.0], [1 / 11, 1 / 4, 0.0], [4 / 11, 0.0, 0.0]])
+    assert_close(shares(torch.cat([mu, pi[None]]), pi), expected, 1e-7)
+
+
+def test_flashback_s_loss_by_loops():
+    teachers, student, alpha = random(2, 5, 3, seed=1), random(5, 3, seed=2), random(2, 3, seed=3).abs()
+    total = torch.zeros(5, dtype=torch.float64)
+    for n in range(5):
+        q = student[n].softmax(0)
+        for i in range(2):
+            p = teachers[i, n].softmax(0)
+            for c in range(3):
+                total[n] += alpha[i, c] * p[c] * math.log(p[c] / q[c])
+    loss = distillation_loss(*targets(alpha, teachers), student)
+    assert_close(loss, total)
+    assert loss.min() < 0, "it is not a divergence, and must not be clamped"
+
+
+@pytest.mark.parametrize(
+    ("gamma", "times"), [(1.0, 1), (0.7, 1), (0.5, 2), (1 / 3, 3), (0.3, 3), (0.1, 10), (0.025, 40)]
+)
+def test_flashback_s_participations_that_count(gamma, times):
+    assert Flashback(gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True).times == times
+
+
+@pytest.mark.parametrize("on_server", [True, False])
+def test_flashback_s_label_counts(on_server):
+    """Over 6 rounds, client by client: gamma mu_k is added in the first two participations and never again."""
+    algorithm = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=on_server)
+    experiment = make_experiment(algorithm, public=0.15)
+    times = np.zeros(5, int)
+    for number in range(1, 7):
+        times[assemble(experiment, play(experiment, 0), number).clients] += 1
+    counts = experiment.federation.counts
+    server = play(experiment, 6).server
+    assert_close(server["r"], torch.from_numpy(times).double())
+    assert times.max() > 2
+    assert_close(server["pi"], torch.from_numpy(0.5 * (np.minimum(times, 2)[:, None] * counts).sum(0)))
+
+
+def test_flashback_s_server_step_by_autograd():
+    """E_s epochs of SGD with momentum from the average, on CE plus distillation with the pi of before the round."""
+    algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
+    experiment, state, trained, about = trained_round(algorithm, 3, public=0.15)
+    net, public, messages = experiment.bench.net, experiment.public, trained.messages
+    average = algorithm.aggregate(state.server, messages, about)["params"]
+    models = [tree.row(messages["params"], i) for i in range(len(about.clients))] + [state.server["params"]]
+    pi = state.server["pi"]
+    mu = torch.stack([torch.from_numpy(experiment.federation.counts[c]).double() for c in about.clients] + [pi])
+    assert pi.sum() > 0
+    w = {k: v.clone().requires_grad_() for k, v in average.items()}
+    sgd = torch.optim.SGD(w.values(), about.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
+    rng = describe(experiment, state, assemble(experiment, state, 3), trained).rng
+    for _ in range(2):
+        order = rng.permutation(len(public))
+        for start in range(0, len(public), LOCAL.batch_size):
+            x, y = public.take(order[start : start + LOCAL.batch_size])
+            log_q = net(w, x).logits.log_softmax(-1)
+            loss = F.nll_loss(log_q, y)
+            for model, counts in zip(models, mu, strict=True):
+                p = net(model, x).logits.softmax(-1)
+                total = 2 * pi + mu[:-1].sum(0)
+                alpha = torch.where(total > 0, counts / total.clamp(min=1e-9), 0.0)
+                loss = loss + (alpha * p * (p.log() - log_q)).sum(-1).mean()
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+    server = algorithm.aggregate(state.server, messages, about) | {"buffers": {}}
+    refined = algorithm.refine(LiveNetwork(net), server, messages, about)
+    assert_close(flat(refined["params"]), flat(w).detach(), 1e-10)
+
+
+def test_a_public_set_is_asked_for():
+    for algorithm in (Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=True), df()):
+        with pytest.raises(ConfigError, match=r"public set.*public\.fraction=0\.025"):
+            make_experiment(algorithm)
+    make_experiment(Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=False))
+
+
+def test_public_examples_belong_to_no_client():
+    experiment = make_experiment(public=0.15)
+    public = set(experiment.public.numbers.tolist())
+    assert len(public) == 6
+    assert not public & set(np.concatenate(experiment.federation.parts).tolist())
+    counts = np.bincount(experiment.federation.labels[sorted(public)], minlength=4)
+    assert counts.max() - counts.min() <= 1
+
+
+# --- FedDF
+
+
+def df(**changes):
+    values = {"lr": 0.01, "batch_size": 3, "clip": 5.0, "epochs_on_server": 2}
+    values |= {"steps": 4, "patience": 2, "interval": 1, "validation": 0.5}
+    return FedDF(**values | changes)
+
+
+class Mislabelled:
+    """A public set whose labels are all 0."""
+
+    def __init__(self, public):
+        self.public = public
+
+    def __len__(self):
+        return len(self.public)
+
+    def take(self, index):
+        x, y = self.public.take(index)
+        return x, torch.zeros_like(y)
+
+
+def test_feddf_distils_mean_logits_and_reads_no_label():
+    algorithm = df(clip=0.0)
+    experiment, state, trained, about = trained_round(algorithm, public=0.15)
+    net, public = experiment.bench.net, experiment.public
+    average = algorithm.aggregate(state.server, trained.messages, about)["params"]
+    models = [tree.row(trained.messages["params"], i) for i in range(len(about.clients))]
+    w = {k: v.clone().requires_grad_() for k, v in average.items()}
+    adam = torch.optim.Adam(w.values(), 0.01)
+    rng = describe(experiment, state, assemble(experiment, state, 2), trained).rng
+    step = 0
+    for _ in range(2):
+        order = rng.permutation(6)
+        for start in (0, 3):
+            x, _ = public.take(order[start : start + 3])
+            p = torch.stack([net(m, x).logits for m in models]).mean(0).softmax(-1)
+            log_q = net(w, x).logits.log_softmax(-1)
+            adam.zero_grad()
+            (p * (p.log() - log_q)).sum(-1).mean().backward()
+            adam.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * step / 4)) / 2
+            adam.step()
+            step += 1
+    server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
+    refined = algorithm.refine(LiveNetwork(net), server, trained.messages, replace(about, public=Mislabelled(public)))
+    assert_close(flat(refined["params"]), flat(w).detach(), 1e-10)
+
+
+def test_feddf_returns_the_best_model():
+    """With a learning rate that ruins the model nothing beats the start, which then is the result."""
+    algorithm = df(epochs_on_server=0, lr=100.0, steps=6, patience=6)
+    experiment, state, trained, about = trained_round(algorithm, public=0.3, sizes=(3, 7, 8, 10), rounds=2)
+    server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
+
+    class AlwaysRight(Mislabelled):
+        def take(self, index):
+            x, _ = self.public.take(index)
+            return x, experiment.bench.net(server["params"], x).logits.argmax(-1)
+
+    about = replace(about, public=AlwaysRight(experiment.public))
+    refined = algorithm.refine(LiveNetwork(experiment.bench.net), server, trained.messages, about)
+    assert_close(refined["params"], server["params"], 0.0)
+
+
+# --- FedKA
+
+
+def ka(**changes):
+    values = {"beta": 0.5, "dominance": 0.25, "max_anchors": 10, "anchors": "both", "selection": "random"}
+    return FedKA(**values | changes)
+
+
+def federation():
+    """One client with 7 examples of class 0, 2 of class 1, 1 of class 2, none of class 3; another with the rest."""
+    labels = np.array([0] * 7 + [1] * 2 + [2] + [3] * 3)
+    parts = (np.arange(10), np.arange(10, 13))
+    counts = np.stack([np.bincount(labels[part], minlength=4) for part in parts])
+    return Federation(parts, counts, labels, np.array([0, 7, 9, 11]), "examples")
+
+
+def test_fedka_s_classes_by_hand():
+    """Shares 0.7, 0.2, 0.1, 0: with the threshold 0.25 class 0 is dominant, 1 and 2 are not, 3 is missing."""
+    missing, rare, dominant = ka().classes(federation(), 0)
+    assert (missing.tolist(), rare.tolist(), dominant.tolist()) == (
+        [False, False, False, True],
+        [False, True, True, False],
+        [True, False, False, False],
+    )
+    assert ka(dominance=0.2).classes(federation(), 0)[2].tolist() == [True, True, False, False]  # at least
+    assert ka(dominance=None).threshold(federation()) == 0.125
+
+
+@pytest.mark.parametrize(("anchors", "classes"), [("both", {1, 2, 3}), ("non_dominant", {1, 2}), ("missing", {3})])
+def test_fedka_s_anchors_by_hand(anchors, classes):
+    info = federation()
+    plan = ka(anchors=anchors).plan(info, 0, np.random.default_rng(0))
+    numbers = plan["numbers"][plan["valid"] > 0, 0]
+    assert set(info.labels[numbers].tolist()) == classes
+    assert len(numbers) == len(classes)
+    assert plan["columns"].tolist() == [0, 1, 1, 1]
+    if 3 in classes:
+        assert 11 in numbers, "the shared example of the missing class"
+    few = ka(anchors=anchors, max_anchors=1).plan(info, 0, np.random.default_rng(0))
+    assert few["valid"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("selection", ["hard", "proficient"])
+def test_fedka_chooses_by_loss(selection):
+    algorithm = ka(selection=selection, dominance=0.6)
+    experiment = make_experiment(algorithm, sizes=(20, 10))
+    info, net = experiment.federation, experiment.bench.net
+    state = experiment.initial_state()
+    cohort = assemble(experiment, state, 1)
+    client, plan = cohort.clients[0], {k: torch.as_tensor(v) for k, v in cohort.plans[0].items()}
+    data = ScheduledData(experiment.bench, cohort.schedules[0])
+    ctx = Context(state.server, {}, {}, plan, {}, 0.1, torch.tensor(1.0), LOCAL)
+    begun, part = algorithm.begin(net, data, ctx), info.parts[client]
+    best = {}
+    for c in np.flatnonzero(algorithm.classes(info, client)[1]):
+        x, y = data.take(torch.from_numpy(part[info.labels[part] == c]))
+        losses = F.cross_entropy(net(state.server["params"], x).logits, y, reduction="none")
+        best[c] = x[losses.argmax() if selection == "hard" else losses.argmin()]
+    assert best
+    for x in begun["x"][plan["valid"] > 0]:
+        assert any(torch.equal(x, other) for other in best.values())
+
+
+def test_fedka_s_loss_by_loops():
+    algorithm, C = ka(beta=0.3), 4
+    x, y, anchors = random(5, 2, seed=1), torch.tensor([0, 1, 2, 3, 0]), random(3, 2, seed=2)
+    weight, teacher = random(2, C, seed=3), random(3, C, seed=4)
+    valid, columns = torch.tensor([1.0, 1.0, 0.0]).double(), torch.tensor([0.0, 1.0, 1.0, 0.0]).double()
+
+    def net(params, x):
+        return Output(x, x @ params)
+
+    ctx = Context({}, {}, {}, {"valid": valid, "columns": columns}, {"x": anchors, "z": teacher}, 0.1, valid, LOCAL)
+    z = anchors @ weight
+    total = sum(float(teacher[i, c] - z[i, c]) ** 2 for i in range(2) for c in (1, 2)) / 2  # anchors, not logits
+    loss = algorithm.objective(net, weight, Batch(x, y, None, 0), ctx)
+    assert_close(loss, F.cross_entropy(x @ weight, y) + 0.3 * total)
+    nothing = replace(ctx, plan={"valid": 0 * valid, "columns": columns})
+    assert_close(algorithm.objective(net, weight, Batch(x, y, None, 0), nothing), F.cross_entropy(x @ weight, y))
+
+
+# --- FedReg
+
+
+def test_fedreg_s_round_by_autograd():
+    """Both parts of every step written out, one client of 10 examples, batches of 4, 4 and 2, two epochs."""
+    algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=3)
+    local = replace(PLAIN, epochs=2, lr=0.2)
+    experiment = make_experiment(algorithm, local, (10,), participation=1.0)
+    state, net = experiment.initial_state(), experiment.bench.net
+    g = state.server["params"]
+    (schedule,) = assemble(experiment, state, 1).schedules
+    batches = list(ScheduledData(experiment.bench, schedule).batches())
+    names, start = list(g), flat(g)
+
+    def unflatten(vector):
+        out, i = {}, 0
+        for name in sorted(names):
+            out[name] = vector[i : i + g[name].numel()].view(g[name].shape)
+            i += g[name].numel()
+        return out
+
+    def gradient(vector, x, y):
+        v = vector.clone().requires_grad_()
+        loss = F.cross_entropy(net(unflatten(v), x).logits, y)
+        return torch.autograd.grad(loss, v)[0]
+
+    made = []
+    for batch in batches[:3]:
+        xs = []
+        for eta in (0.05, 0.3 * 0.05):
+            x = batch.x.clone()
+            for _ in range(3):
+                x = x.detach().requires_grad_()
+                F.cross_entropy(net(g, x).logits, batch.y, reduction="sum").backward()
+                x = x + eta * x.grad.sign()
+            xs.append(x.detach())
+        made.append((xs[0], net(g, xs[0]).logits.softmax(-1), xs[1], batch.y))
+    w = start
+    for j, batch in enumerate(batches):
+        w = w - 0.2 * gradient(0.6 * w + 0.4 * start, batch.x, batch.y)
+        pseudo, soft, perturbed, y = made[j % 3]
+        middle, delta = (w + start) / 2, w - start
+        g_s, g_p = gradient(middle, pseudo, soft), gradient(middle, perturbed, y)
+        a = max(0.0, float(delta @ g_s / (g_s @ g_s)))
+        b = max(0.0, float((delta - a * g_s) @ g_p / (g_p @ g_p)))
+        w = w - a * g_s - b * g_p
+    assert_close(flat(play(experiment, 1).server["params"]), w, 1e-10)
+
+
+# --- MOON
+
+
+def test_moon_s_loss_by_the_formula():
+    algorithm, h = Moon(mu=0.7, tau=0.5, projection=0), random(5, 3, seed=1)
+    others, logits, y = (
+        {"g": random(5, 3, seed=2), "p": random(5, 3, seed=3)},
+        random(5, 4),
+        torch.tensor([0, 1, 2, 3, 0]),
+    )
+
+    def net(params, x):
+        return Output(params, logits)
+
+    ctx = Context({"params": others["g"]}, {}, {"previous": others["p"]}, {}, {}, 0.1, y, LOCAL)
+    loss = algorithm.example_loss(net, h, Batch(h, y, None, 0), ctx)
+    for i in range(5):
+        a, b = (math.exp(float(h[i] @ o[i] / (h[i].norm() * o[i].norm())) / 0.5) for o in (others["g"], others["p"]))
+        expected = -math.log(float(logits[i].softmax(0)[y[i]])) - 0.7 * math.log(a / (a + b))
+        assert_close(loss[i].item(), expected)
+
+
+def test_moon_remembers_the_model_that_was_trained_last():
+    _, _, trained, _ = trained_round(Moon(mu=1.0, tau=0.5, projection=0))
+    for i, kept in enumerate(trained.states):
+        assert_close(kept["previous"], tree.row(trained.messages["params"], i), 0.0)
+
+
+def test_moon_s_projection_is_a_part_of_the_model():
+    experiment = make_experiment(Moon(mu=1.0, tau=0.5, projection=5))
+    shapes = {k: tuple(v.shape) for k, v in experiment.initial.items() if not k.startswith("body.")}
+    assert shapes == {
+        "projection.0.weight": (8, 8),
+        "projection.0.bias": (8,),
+        "projection.2.weight": (5, 8),
+        "projection.2.bias": (5,),
+        "classifier.weight": (4, 5),
+        "classifier.bias": (4,),
+    }
+
+
+# --- FedAlign
+
+
+def test_fedalign_s_norm_is_that_of_the_singular_value():
+    """On matrices with one singular value (rank 1), where power iterations end after one step."""
+    first, second = random(3, 4, 1, 1, seed=1), random(3, 6, 1, 1, seed=2)
+    singular = torch.linalg.matrix_norm(first.flatten(2) @ second.flatten(2).transpose(1, 2), ord=2)
+    assert_close(spectral_norm(first, second), singular)
+    first, second = random(2, 3, 4, 4, seed=3), random(2, 5, 2, 2, seed=4)
+    pooled = first.unfold(2, 2, 2).unfold(3, 2, 2).mean((-1, -2)).flatten(2)
+    matrix = pooled @ second.flatten(2).transpose(1, 2) / 4
+    assert_close(spectral_norm(first, second), torch.linalg.matrix_norm(matrix, ord=2), 0.05)
+
+
+def test_fedalign_s_narrow_stage():
+    """With the full width it is the stage itself, where there is no batch norm; with less, its first channels."""
+    cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,)).build((1, 8, 8), 4).double()
+    cnn.keeps_maps = True
+    before, after = cnn(random(5, 1, 8, 8)).maps
+    params = dict(cnn.named_parameters())
+    assert_close(cnn.slim(params, before, 1.0), after)
+    assert_close(cnn.slim(params, before, 0.4), after[:, :8])  # 8 of 20: rounded to a multiple of 8
+    net = BottleneckResNet(widths=(4, 8, 32), blocks=2).build((3, 16, 16), 4).double().train()
+    net.keeps_maps = True
+    before, after = net(random(5, 3, 16, 16)).maps
+    assert_close(net.slim(dict(net.named_parameters()), before, 1.0), after, 1e-10)  # its norms are still 1 and 0
+    assert net.slim(dict(net.named_parameters()), before, 0.25).shape == (5, 32, 4, 4)
+
+
+def test_fedalign_refuses_models_without_a_stage():
+    with pytest.raises(ConfigError, match="resnet56_bottleneck"):
+        make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
+
+
+def test_fedalign_s_gradient():
+    """Of mu * constant * L_lip through the narrow stage alone, beside that of the cross-entropy."""
+    algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
+    experiment = make_experiment(algorithm)
+    net, params = experiment.bench.net, experiment.initial
+    (schedule, *_) = assemble(experiment, experiment.initial_state(), 1).schedules[-1:]
+    batch = next(ScheduledData(experiment.bench, schedule).batches())
+    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ours = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
+    plain = torch.func.grad(lambda p: FedAvg().objective(net, p, batch, ctx))(params)
+    output = net(params, batch.x)
+
+    def lipschitz(p):
+        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))
+        return ((narrow - spectral_norm(*output.maps)) ** 2).mean()
+
+    scale = F.cross_entropy(output.logits, batch.y) / lipschitz(params)
+    slim = torch.func.grad(lipschitz)(params)
+    assert_close(ours, {k: plain[k] + 0.5 * scale * slim[k] for k in plain}, 1e-10)
+    assert {k for k, v in slim.items() if v.abs().max() > 0} == {"convolutions.0.weight", "convolutions.0.bias"}

@@ -1,0 +1,301 @@
+"""FedALA, FedRoD, FedFOMO, FedPAC: what stays personal, what is averaged, and every formula written out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp import tree
+from fedexp.algorithms import heads
+from fedexp.algorithms.contract import Batch, Context
+from fedexp.algorithms.fedala import FedALA
+from fedexp.algorithms.fedfomo import FedFOMO
+from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
+from fedexp.algorithms.fedrod import PERSONAL, FedRoD
+from fedexp.engine.base import ScheduledData
+from fedexp.run import assemble, broadcast
+from world import LOCAL, flat, make_experiment, play
+
+
+def assert_close(actual, expected, atol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def context(experiment, rounds, position):
+    """(context of one client in the round after `rounds`, its data, its number)."""
+    state = play(experiment, rounds)
+    cohort = assemble(experiment, state, rounds + 1)
+    data = ScheduledData(experiment.bench, cohort.schedules[position])
+    plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
+    steps = torch.tensor(float(data.steps), dtype=torch.float64)
+    sent, lr = broadcast(experiment, state), experiment.bench.local.lr_at(rounds + 1)
+    ctx = Context(sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL)
+    client = cohort.clients[position]
+    return replace(ctx, begin=experiment.algorithm.begin(experiment.bench.net, data, ctx)), data, client, state
+
+
+# --- FedALA
+
+
+def ala(**changes):
+    return FedALA(**dict(eta=1.0, part=0.8, threshold=0.1, max_passes=3) | changes)
+
+
+def test_fedala_is_off_before_a_client_has_trained():
+    experiment = make_experiment(ala())
+    ctx, data, _, _ = context(experiment, 0, 0)
+    assert_close(experiment.algorithm.start(experiment.bench.net, data, ctx), ctx.server["params"], 0.0)
+    assert all((w == 1).all() for w in ctx.begin["W"].values())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_fedala_learns_its_weights_by_projected_descent(times):
+    """The second time a client takes part: `max_passes` passes; later: one."""
+    experiment = make_experiment(ala(eta=0.5), participation=1.0)
+    ctx, data, client, _ = context(experiment, times, 3)
+    assert ctx.client["rounds"] == times
+    numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
+    assert len(numbers) == int(0.8 * len(experiment.federation.parts[client]))
+    x, y = data.take(numbers)
+    features = experiment.bench.net(ctx.server["params"], x).features
+    old, new, W = ctx.client["head"], heads.head(ctx.server["params"]), ctx.client["W"]
+    for _ in range(3 if times == 1 else 1):
+        for start in range(0, len(y), LOCAL.batch_size):
+            rows = slice(start, start + LOCAL.batch_size)
+            theta = {k: (old[k] + (new[k] - old[k]) * W[k]).requires_grad_() for k in W}
+            F.cross_entropy(heads.logits(features[rows], theta), y[rows]).backward()
+            W = {k: (W[k] - 0.5 * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
+    assert_close(ctx.begin["W"], W)
+    assert (flat(W) < 1).any()
+    begun = experiment.algorithm.start(experiment.bench.net, data, ctx)
+    assert_close(heads.head(begun), {k: old[k] + (new[k] - old[k]) * W[k] for k in W})
+    assert_close({k: v for k, v in begun.items() if k not in heads.HEAD},
+                 {k: v for k, v in ctx.server["params"].items() if k not in heads.HEAD}, 0.0)  # fmt: skip
+
+
+def test_fedala_s_first_search_ends_when_losses_are_steady():
+    """Any standard deviation is below 1000, so the search ends as soon as it looks: after 11 passes."""
+    weights = []
+    for passes, threshold in ((11, 0.0), (30, 1000.0), (30, 0.0)):
+        experiment = make_experiment(ala(max_passes=passes, threshold=threshold), participation=1.0)
+        weights.append(flat(context(experiment, 1, 3)[0].begin["W"]))
+    assert_close(weights[0], weights[1], 0.0)
+    assert (weights[0] - weights[2]).abs().max() > 0
+
+
+# --- FedRoD
+
+
+def test_fedrod_s_two_losses():
+    experiment = make_experiment(FedRoD(gamma=0.5))
+    ctx, data, client, _ = context(experiment, 1, -1)
+    net, counts = experiment.bench.net, experiment.federation.counts[client]
+    params = experiment.algorithm.start(net, data, ctx)
+    params = {k: v + 0.1 if k.startswith(PERSONAL) else v for k, v in params.items()}
+    batch = next(data.batches())
+    out = net(params, batch.x)
+    losses = []
+    for i, y in enumerate(batch.y.tolist()):
+        weights = torch.from_numpy(counts).double() ** 0.5 * out.logits[i].exp()
+        personal = out.logits[i] + out.features[i] @ params[PERSONAL + heads.WEIGHT].T + params[PERSONAL + heads.BIAS]
+        losses.append(-(weights[y] / weights.sum()).log() - personal.softmax(0)[y].log())
+    assert_close(experiment.algorithm.example_loss(net, params, batch, ctx), torch.stack(losses), 1e-10)
+
+
+def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
+    experiment = make_experiment(FedRoD(gamma=1.0))
+    ctx, data, _, _ = context(experiment, 1, -1)
+    net, batch = experiment.bench.net, next(data.batches())
+    params = experiment.algorithm.start(net, data, ctx)
+
+    def loss(change):
+        moved = {k: v + change if k.startswith(PERSONAL) else v for k, v in params.items()}
+        return torch.func.grad(lambda p: experiment.algorithm.objective(net, p, batch, ctx))(moved)
+
+    one, other = loss(0.0), loss(0.3)
+    for name in params:
+        assert torch.equal(one[name], other[name]) == (not name.startswith(PERSONAL))
+
+
+def test_fedrod_with_absent_classes_in_the_padding_is_finite():
+    algorithm, C = FedRoD(gamma=1.0), 4
+    experiment = make_experiment(algorithm)
+    ctx, data, _, _ = context(experiment, 1, 0)
+    ctx = replace(ctx, plan={"prior": torch.tensor([0.0] + [-1e30] * (C - 1), dtype=torch.float64)})
+    params = algorithm.start(experiment.bench.net, data, ctx)
+    x, _ = data.take(torch.tensor([0, 1]))
+    batch = Batch(x, torch.tensor([0, 3]), torch.tensor([1.0, 0.0], dtype=torch.float64), 0)
+    grads, loss = torch.func.grad_and_value(lambda p: algorithm.objective(experiment.bench.net, p, batch, ctx))(params)
+    assert loss.isfinite()
+    assert flat(grads).isfinite().all()
+
+
+def test_fedrod_averages_the_generic_model_only():
+    server = play(make_experiment(FedRoD(gamma=1.0))).server
+    assert not any(k.startswith(PERSONAL) for k in server["params"])
+
+
+# --- FedFOMO
+
+
+def fomo(**changes):
+    return FedFOMO(**dict(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05) | changes)
+
+
+def test_fedfomo_trains_and_validates_on_different_examples():
+    experiment = make_experiment(fomo())
+    info, algorithm = experiment.federation, experiment.algorithm
+    for client, part in enumerate(info.parts):
+        train, held = algorithm.training_part(info, client), algorithm.held_out(info, client)
+        if len(part) > 1:
+            assert len(held) == max(int(0.3 * len(part)), 1)
+            assert sorted([*train, *held]) == part.tolist()
+        plan = algorithm.plan(info, client, np.random.default_rng(0))
+        assert plan["numbers"][plan["mask"] > 0].tolist() == held.tolist(), "the same in every round"
+
+
+def test_fedfomo_s_weights_by_loops():
+    experiment = make_experiment(fomo(), participation=0.6)
+    ctx, data, _, state = context(experiment, 3, 1)
+    numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
+    x, y = data.take(numbers)
+
+    def loss(params):
+        return float(F.cross_entropy(experiment.bench.net(params, x).logits, y))
+
+    own, gains = ctx.client["params"], []
+    for j in range(2):
+        assert_close(tree.row(ctx.personal["models"], j), state.clients[int(ctx.personal["numbers"][j])]["params"], 0.0)
+        other = tree.row(ctx.personal["models"], j)
+        gains.append(max(0.0, (loss(own) - loss(other)) / float((flat(other) - flat(own)).norm())))
+    total = sum(gains)
+    expected = torch.tensor([g / total if total else 0.0 for g in gains], dtype=torch.float64)
+    assert_close(ctx.begin["weights"], expected, 1e-9)
+    mixed = flat(own) + sum(w * (flat(tree.row(ctx.personal["models"], j)) - flat(own)) for j, w in enumerate(expected))
+    assert_close(flat(experiment.algorithm.start(experiment.bench.net, data, ctx)), mixed, 1e-9)
+
+
+def test_fedfomo_tests_the_average_of_all_clients_models():
+    """With n_k; who has never taken part still has the initial model."""
+    experiment = make_experiment(fomo(), participation=0.4)
+    state = play(experiment, 2)
+    assert len(state.clients) < 5
+    models = [state.clients[c]["params"] if c in state.clients else experiment.initial for c in range(5)]
+    sizes = [len(part) for part in experiment.federation.parts]
+    expected = sum(n * flat(m) for n, m in zip(sizes, models, strict=True)) / sum(sizes)
+    assert_close(flat(state.server["params"]), expected)
+
+
+def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
+    experiment = make_experiment(fomo(epsilon=0.0), participation=1.0)
+    state, algorithm = play(experiment, 2), experiment.algorithm
+    cohort = assemble(experiment, state, 3)
+    lr = experiment.bench.local.lr_at(3)
+    trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
+    expected = state.server["affinity"].clone()
+    for i, client in enumerate(cohort.clients):
+        for number, weight in zip(trained.messages["numbers"][i], trained.messages["weights"][i], strict=True):
+            expected[client, number] += weight
+    assert_close(play(experiment, 3).server["affinity"], expected)
+    others = [c for c in range(5) if c != 0]
+    best = sorted(others, key=lambda c: -float(state.server["affinity"][0, c]))[:2]
+    assert sorted(cohort.personals[0]["numbers"].tolist()) == sorted(best)
+
+
+# --- FedPAC
+
+
+def pac(**changes):
+    return FedPAC(**dict(lambda_=1.0, head_lr=0.2, head_epochs=1) | changes)
+
+
+def statistics_by_hand(net, params, data, examples, classes):
+    features = [(net(params, b.x).features, b.y) for b in list(data.batches())[:examples]]
+    f, y = (torch.cat(parts) for parts in zip(*features, strict=True))
+    count = torch.bincount(y, minlength=classes)
+    mean = torch.stack([f[y == c].mean(0) if (y == c).any() else torch.zeros_like(f[0]) for c in range(classes)])
+    square = [(f[y == c] ** 2).sum(-1).mean() if (y == c).any() else f.new_zeros(()) for c in range(classes)]
+    return count.double(), mean, torch.stack(square)
+
+
+def test_fedpac_s_statistics_of_one_pass():
+    experiment = make_experiment(pac())
+    ctx, data, client, _ = context(experiment, 2, -1)
+    per_epoch = -(-len(experiment.federation.parts[client]) // LOCAL.batch_size)
+    assert data.steps == 3 * per_epoch  # one for the classifier, E = 2 for the body
+    expected = statistics_by_hand(experiment.bench.net, ctx.server["params"], data, per_epoch, 4)
+    assert_close([ctx.begin[k] for k in ("count", "mean", "square")], list(expected))
+    assert ctx.begin["aligns"] == 1
+
+
+def test_fedpac_s_round_by_autograd():
+    """The classifier for an epoch with lr 0.2, then the body for two on CE + lambda * MSE, one client; round 2."""
+    local = replace(LOCAL, epochs=2)
+    experiment = make_experiment(pac(lambda_=0.7), local, (10,), participation=1.0)
+    ctx, data, _, state = context(experiment, 1, 0)
+    net, target = experiment.bench.net, state.server["prototypes"]["mean"]
+    w = {k: v.clone().requires_grad_() for k, v in (state.server["params"] | ctx.personal).items()}
+    body = {k: v for k, v in w.items() if k not in heads.HEAD}
+    momentum = dict(momentum=local.momentum, weight_decay=local.weight_decay)
+    phases = [torch.optim.SGD([w[k] for k in heads.HEAD], 0.2, **momentum)]
+    phases += [torch.optim.SGD(body.values(), ctx.lr, **momentum)]
+    for batch in data.batches():
+        out = net(w, batch.x)
+        loss = F.cross_entropy(out.logits, batch.y) + 0.7 * F.mse_loss(out.features, target[batch.y])
+        for parameter in w.values():
+            parameter.grad = None
+        loss.backward()
+        phases[0 if batch.step < 3 else 1].step()
+    assert_close(flat(play(experiment, 2).server["params"]), flat(w).detach(), 1e-10)
+
+
+def test_fedpac_does_not_align_in_the_first_round():
+    experiment = make_experiment(pac())
+    assert context(experiment, 0, 0)[0].begin["aligns"] == 0
+
+
+def test_fedpac_s_combination_minimises_the_objective():
+    """V and D by loops; the solution is no worse than any of many points of the simplex."""
+    generator = np.random.default_rng(0)
+    count = torch.tensor([[4, 0, 2], [1, 5, 0], [3, 3, 3]]).double()
+    mean = torch.from_numpy(generator.normal(size=(3, 3, 2)))
+    mean[count == 0] = 0
+    square = (mean**2).sum(-1) + torch.from_numpy(generator.random((3, 3))) * (count > 0)
+    weights = combine({"count": count, "mean": mean, "square": square}).numpy()
+    p, n = (count / count.sum(1, keepdim=True)).numpy(), count.sum(1).numpy()
+    m, s = mean.numpy(), square.numpy()
+    V = [sum(p[k, c] * s[k, c] - p[k, c] ** 2 * (m[k, c] @ m[k, c]) for c in range(3)) / n[k] for k in range(3)]
+    h = p[..., None] * m
+    for i in range(3):
+        D = np.array([[sum((h[i, c] - h[j, c]) @ (h[i, c] - h[k, c]) for c in range(3)) for k in range(3)]
+                      for j in range(3)])  # fmt: skip
+
+        def objective(a, D=D):
+            return a @ (np.diag(V) + D) @ a
+
+        points = generator.dirichlet(np.full(3, 0.7), 5000)
+        best = min(map(objective, points))
+        assert weights[i].min() >= 0
+        assert weights[i].sum() == pytest.approx(1)
+        assert objective(weights[i]) <= best + 1e-4 * abs(best)
+        assert weights[i].argmax() == i, "its own classifier has no bias"
+
+
+def test_fedpac_s_solver_on_a_diagonal():
+    """min sum v_k a_k^2 on the simplex: a_k proportional to 1 / v_k."""
+    assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(np.array([4, 2, 1]) / 7, abs=1e-4)
+
+
+def test_fedpac_sends_a_client_its_combined_classifier():
+    experiment = make_experiment(pac(), participation=0.6)
+    state = play(experiment, 2)
+    cohort = assemble(experiment, state, 3)
+    for client, personal in zip(cohort.clients, cohort.personals, strict=True):
+        assert_close(personal, tree.row(state.server["heads"], client), 0.0)
+    initial = experiment.initial_state().server["heads"][heads.WEIGHT]
+    changed = [not torch.equal(a, b) for a, b in zip(state.server["heads"][heads.WEIGHT], initial, strict=True)]
+    took_part = set(assemble(experiment, play(experiment, 0), 1).clients)
+    took_part |= set(assemble(experiment, play(experiment, 1), 2).clients)
+    assert {c for c in range(5) if changed[c]} == took_part

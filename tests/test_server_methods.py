@@ -1,0 +1,280 @@
+"""FedAvgM, FedNova, SCAFFOLD, FedDyn, FedCurv: aggregation, control variates and penalties against closed forms."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Context
+from fedexp.algorithms.fedavgm import FedAvgM
+from fedexp.algorithms.fedcurv import FedCurv
+from fedexp.algorithms.feddyn import FedDyn, clipped
+from fedexp.algorithms.fednova import FedNova, effective_steps
+from fedexp.algorithms.scaffold import Scaffold
+from fedexp.engine.base import ScheduledData
+from fedexp.run import assemble, broadcast, describe
+from world import LOCAL, PLAIN, SoftmaxRegression, advance, flat, make_experiment, play, play_round
+
+EQUAL = (8, 8, 8, 8)
+
+
+def assert_close(actual, expected, atol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def one_round(algorithm, rounds=2, **changes):
+    """(experiment, state before the last round, its cohort, what came back, its description)."""
+    experiment = make_experiment(algorithm, **changes)
+    state = play(experiment, rounds - 1)
+    cohort = assemble(experiment, state, rounds)
+    lr = experiment.bench.local.lr_at(rounds)
+    trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
+    return experiment, state, cohort, trained, describe(experiment, state, cohort, trained)
+
+
+# --- FedAvgM
+
+
+def test_fedavgm_is_momentum_on_the_server():
+    """v_1 = w_0 - mean_1; v_2 = beta v_1 + (w_1 - mean_2); w_2 = w_1 - v_2, with the means of the messages."""
+    algorithm, w, v = FedAvgM(beta=0.6), None, 0.0
+    experiment = make_experiment(algorithm)
+    state = experiment.initial_state()
+    for number in (1, 2, 3):
+        w = flat(state.server["params"])
+        cohort, lr = assemble(experiment, state, number), LOCAL.lr_at(number)
+        trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
+        sizes = [len(experiment.federation.parts[c]) for c in cohort.clients]
+        models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
+        mean = sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes)
+        v = 0.6 * v + (w - mean)
+        advance(state, play_round(experiment, state))
+        assert_close(flat(state.server["params"]), w - v)
+
+
+# --- FedNova
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("steps", [1, 2, 7, 60])
+def test_effective_steps_are_the_way_of_a_constant_gradient(momentum, steps):
+    """With gradient 1 and lr 1, momentum SGD goes sum over s of (1 + rho + ... + rho^(s-1))."""
+    position = buffer = 0.0
+    for _ in range(steps):
+        buffer = momentum * buffer + 1
+        position += buffer
+    assert_close(effective_steps(torch.tensor(float(steps), dtype=torch.float64), momentum).item(), position, 1e-10)
+
+
+def test_fednova_of_equal_clients_is_fedavg():
+    nova, average = (
+        play(make_experiment(algorithm, sizes=EQUAL, participation=0.5)).server["params"]
+        for algorithm in (FedNova(variant="plain"), FedAvg())
+    )
+    assert_close(nova, average)
+
+
+def test_fednova_by_the_paper_s_formula():
+    """w - lr * tau_eff * sum_k p_k d_k with d_k = (w - w_k) / (lr a_k), client by client."""
+    experiment, state, cohort, trained, about = one_round(FedNova(variant="plain"))
+    start, lr = flat(state.server["params"]), about.lr
+    p = about.weights / about.weights.sum()
+    a = [float(effective_steps(torch.tensor(float(s.steps)), 0.9)) for s in cohort.schedules]
+    assert len(set(a)) > 1
+    models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(a))]
+    d = sum(p[i] * (start - models[i]) / (lr * a[i]) for i in range(len(a)))
+    tau = sum(p[i] * a[i] for i in range(len(a)))
+    new = experiment.algorithm.aggregate(state.server, trained.messages, about)["params"]
+    assert_close(flat(new), start - lr * tau * d, 1e-6)  # a in float32 above
+
+
+def test_fednova_mean_direction():
+    """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, and what clients keep is their d_k."""
+    experiment, state, cohort, trained, about = one_round(FedNova(variant="ccvr"))
+    sizes = np.array([len(part) for part in experiment.federation.parts])
+    share = torch.from_numpy(sizes[cohort.clients] / sizes.sum())
+    expected = (1 - share.sum()) * flat(state.server["d"])
+    expected = expected + sum(s * flat(kept["d"]) for s, kept in zip(share, trained.states, strict=True))
+    new = experiment.algorithm.aggregate(state.server, trained.messages, about)["d"]
+    assert_close(flat(new), expected)
+
+
+# --- server state is the reduction of client states
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "server", "client", "mean"),
+    [
+        (Scaffold(divisor="effective"), "c", "c", True),
+        (Scaffold(divisor="steps"), "c", "c", True),
+        (FedDyn(alpha=0.5, clip=10.0, per_client_alpha=False), "g", "g", True),
+        (FedCurv(lambda_=1.0, samples=5, estimator="batch"), "u", "u", False),
+        (FedCurv(lambda_=1.0, samples=5, estimator="sample"), "v", "v", False),
+    ],
+)
+def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client, mean):
+    """Those that have never taken part count with 0."""
+    experiment = make_experiment(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02))
+    state = play(experiment, 4)
+    assert 0 < len(state.clients) <= 5
+    total = sum(flat(kept[client]) for kept in state.clients.values())
+    assert total.abs().max() > 1e-3
+    assert_close(flat(state.server[server]), total / (5 if mean else 1))
+
+
+# --- a strongly convex problem: softmax regression with weight decay, full batches, every client in every round
+
+CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=0.1)
+
+
+def optimum(experiment):
+    """Gradient descent on the mean of the clients' objectives; its gradient there is below 1e-12."""
+    bench, parts = experiment.bench, experiment.federation.parts
+    params = experiment.initial
+    batches = [bench.load_train(torch.from_numpy(part), None) for part in parts]
+
+    def objective(p):
+        losses = [F.cross_entropy(bench.net(p, x).logits, y) for x, y in batches]
+        return torch.stack(losses).mean() + 0.5 * CONVEX.weight_decay * sum((w**2).sum() for w in p.values())
+
+    for _ in range(3000):
+        grads = torch.func.grad(objective)(params)
+        params = {k: params[k] - 0.1 * grads[k] for k in params}
+    assert flat(torch.func.grad(objective)(params)).abs().max() < 1e-10
+    return flat(params)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reaches"),
+    [
+        (FedAvg(), False),
+        (Scaffold(divisor="steps"), True),
+        (FedDyn(alpha=0.5, clip=0.0, per_client_alpha=False), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_fixed_point(algorithm, reaches):
+    experiment = make_experiment(
+        algorithm, CONVEX, EQUAL, SoftmaxRegression(), participation=1.0, rounds=400, augment=False
+    )
+    distance = (flat(play(experiment, 400).server["params"]) - optimum(experiment)).abs().max()
+    assert distance < 1e-7 if reaches else distance > 1e-4
+
+
+# --- FedDyn
+
+
+def test_feddyn_clips_as_torch_does():
+    values = {"a": torch.randn(3, 4, dtype=torch.float64), "b": torch.randn(5, dtype=torch.float64)}
+    for bound in (0.5, 100.0):
+        parameters = [torch.nn.Parameter(torch.zeros_like(v)) for v in values.values()]
+        for parameter, value in zip(parameters, values.values(), strict=True):
+            parameter.grad = value.clone()
+        torch.nn.utils.clip_grad_norm_(parameters, bound)
+        assert_close(list(clipped(values, bound).values()), [p.grad for p in parameters])
+
+
+def test_feddyn_is_the_paper_s_form():
+    """Algorithm 1 with h_k: L + -<h_k, w> + alpha/2 ||w - w_t||^2; h <- h - alpha/K sum (w_k - w_t); w = mean -
+    h/alpha."""
+    alpha, algorithm = 0.3, FedDyn(alpha=0.3, clip=0.0, per_client_alpha=False)
+    experiment = make_experiment(algorithm, weighting="uniform")
+    state, bench = experiment.initial_state(), experiment.bench
+    h, server_h = dict.fromkeys(range(5), 0.0), 0.0
+    for number in (1, 2, 3):
+        cohort, start = assemble(experiment, state, number), state.server["params"]
+        models = []
+        for client, schedule in zip(cohort.clients, cohort.schedules, strict=True):
+            w = {k: v.clone().requires_grad_() for k, v in start.items()}
+            optimizer = torch.optim.SGD(
+                w.values(), LOCAL.lr_at(number), momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay
+            )
+            for batch in ScheduledData(bench, schedule).batches():
+                point = flat(w)
+                loss = F.cross_entropy(bench.net(w, batch.x).logits, batch.y)
+                loss = loss - (h[client] * point).sum() + alpha / 2 * ((point - flat(start)) ** 2).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            models.append(flat(w).detach())
+            h[client] = h[client] - alpha * (models[-1] - flat(start))
+        server_h = server_h - alpha / 5 * sum(m - flat(start) for m in models)
+        advance(state, play_round(experiment, state))
+        assert_close(flat(state.server["params"]), sum(models) / len(models) - server_h / alpha, 1e-10)
+
+
+def test_feddyn_alpha_of_each_client():
+    experiment = make_experiment(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
+    for client, part in enumerate(experiment.federation.parts):
+        plan = experiment.algorithm.plan(experiment.federation, client, np.random.default_rng(0))
+        assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 33))  # n_k K / n, with n = 1 + 3 + 7 + 12 + 10
+
+
+# --- FedCurv
+
+
+def fisher_context(estimator, samples, local):
+    algorithm = FedCurv(lambda_=1.0, samples=samples, estimator=estimator)
+    experiment = make_experiment(algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False)
+    state = experiment.initial_state()
+    (schedule,) = assemble(experiment, state, 1).schedules
+    data = ScheduledData(experiment.bench, schedule)
+    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local)
+    params = state.server["params"]
+    return algorithm.fisher(experiment.bench.net, params, data, ctx), params, list(data.batches())
+
+
+def analytic(params, batch):
+    """Gradient of the cross-entropy of each example: (softmax - one-hot) outer x, and without x for the bias."""
+    x = batch.x.flatten(1)
+    z = x @ params["classifier.weight"].T + params["classifier.bias"]
+    delta = z.softmax(-1)
+    delta[torch.arange(len(x)), batch.y] -= 1
+    return delta[:, :, None] * x[:, None], delta
+
+
+def test_fedcurv_s_fisher_of_softmax_regression():
+    local = replace(LOCAL, epochs=2, batch_size=4)  # 10 examples: batches of 4, 4, 2, twice
+    u, params, batches = fisher_context("sample", 500, local)
+    grads = [analytic(params, batch) for batch in batches[:3]]  # one pass
+    for name, part in (("classifier.weight", 0), ("classifier.bias", 1)):
+        assert_close(u[name], torch.cat([g[part] for g in grads]).pow(2).mean(0))
+    u, params, batches = fisher_context("batch", 500, local)
+    for name, part in (("classifier.weight", 0), ("classifier.bias", 1)):
+        assert_close(u[name], sum(g[part].mean(0) ** 2 for g in grads) / 3)
+
+
+@pytest.mark.parametrize(("samples", "used"), [(0, 1), (3, 1), (4, 2), (7, 2), (8, 3), (99, 3)])
+def test_fedcurv_stops_after_more_than_s_examples(samples, used):
+    u, params, batches = fisher_context("batch", samples, replace(LOCAL, epochs=2, batch_size=4))
+    grads = [analytic(params, batch)[1].mean(0) ** 2 for batch in batches[:used]]
+    assert_close(u["classifier.bias"], sum(grads) / used)
+
+
+def test_fedcurv_s_penalty_is_the_sum_over_the_others():
+    """lambda sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j), up to a constant: compare two points."""
+    algorithm = FedCurv(lambda_=0.7, samples=5, estimator="batch")
+    experiment = make_experiment(algorithm)
+    state = play(experiment, 3)
+    cohort = assemble(experiment, state, 4)
+    client, sent, start = cohort.clients[0], broadcast(experiment, state), state.server["params"]
+    ctx = Context(sent, {}, cohort.states[0], {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ctx = replace(ctx, begin=algorithm.begin(experiment.bench.net, None, ctx))
+
+    def written_out(w):
+        total = 0.0
+        for other, kept in state.clients.items():
+            if other != client:
+                u, v = flat(kept["u"]), flat(kept["v"])
+                w_j = torch.where(u > 0, v / torch.where(u > 0, u, 1.0), 0.0)
+                total = total + (u * (flat(w) - w_j) ** 2).sum()
+        return 0.7 * total
+
+    points = [start, {k: v + 0.1 for k, v in start.items()}]
+    ours, expected = ([f(p) for p in points] for f in (lambda p: algorithm.penalty(None, p, ctx), written_out))
+    assert_close(ours[1] - ours[0], expected[1] - expected[0])
+    assert abs(expected[1] - expected[0]) > 1e-6
