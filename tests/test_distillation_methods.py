@@ -1,5 +1,6 @@
 """FedKD, Flashback, FedDF, FedKA, FedReg, MOON, FedAlign: losses and server steps against sums written out."""
 
+import logging
 import math
 from dataclasses import replace
 
@@ -419,6 +420,14 @@ def test_fedalign_s_narrow_stage():
 def test_fedalign_refuses_models_without_a_stage():
     with pytest.raises(ConfigError, match="resnet56_bottleneck"):
         make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
+
+
+def test_fedalign_warns_where_it_does_not_work(caplog):
+    with caplog.at_level(logging.WARNING, "fedexp"):
+        make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0), model=BottleneckResNet(widths=(4, 8), blocks=1))
+        assert not caplog.records
+        make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0))
+    assert "resnet56_bottleneck" in caplog.text
 
 
 def test_fedalign_s_gradient():

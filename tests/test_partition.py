@@ -25,6 +25,7 @@ from fedexp.data.partition import (
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
 from fedexp.errors import ConfigError
+from fedexp.settings import Public
 
 CONF = Path(__file__).parents[1] / "conf"
 SEEDS = st.integers(0, 2**32)
@@ -498,3 +499,62 @@ def test_partition_hash_definition():
 
     raw = b"".join(int(i).to_bytes(8, "little") for i in (2, 1, 0, 5, 7))
     assert partition_hash([np.array([0, 5]), np.array([7])]) == hashlib.sha256(raw).hexdigest()
+
+
+# --- the public set
+
+
+def public(labels, fraction, balanced, seed=0):
+    return Public(fraction=fraction, balanced=balanced).split(labels, labels.max() + 1, rng(seed))
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6), fraction=st.floats(0, 0.99), seed=st.integers(0, 9))
+def test_a_balanced_public_set(sizes, fraction, seed):
+    """floor(f N) examples; no class has two fewer than another unless it is used up."""
+    labels = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    chosen = public(labels, fraction, True, seed)
+    assert len(chosen) == len(set(chosen.tolist())) == int(fraction * len(labels) + 1e-9)
+    assert (np.diff(chosen) > 0).all()
+    counts = np.bincount(labels[chosen], minlength=len(sizes))
+    left = counts[counts < sizes]
+    assert not len(left) or counts.max() - left.min() <= 1
+
+
+def test_a_random_public_set_follows_the_data():
+    labels = np.repeat([0, 1], [9000, 1000])
+    counts = np.bincount(labels[public(labels, 0.1, False)])
+    assert counts.sum() == 1000
+    assert 60 < counts[1] < 140  # 100 expected, standard deviation 9
+
+
+@pytest.mark.parametrize("partitioner", [IID(), lda(alpha=5.0), Natural()], ids=lambda p: type(p).__name__)
+def test_clients_share_what_is_not_public(partitioner):
+    labels, owners = np.arange(400) % 5, np.arange(400) % 7
+    held = public(labels, 0.1, True)
+    partition = make_partition(partitioner, labels, 5, 4, rng(), owners, held)
+    everything = np.concatenate(partition.parts)
+    assert not set(everything.tolist()) & set(held.tolist())
+    assert np.array_equal(partition.public, held)
+    assert np.array_equal(partition.counts.sum(0), np.bincount(labels[everything], minlength=5))
+    if isinstance(partitioner, Natural):
+        assert all(len(set(owners[part])) == 1 for part in partition.parts)
+    else:
+        assert len(everything) == 360
+
+
+def test_the_public_set_is_saved_with_the_partition(tmp_path):
+    labels = np.arange(100) % 5
+    partition = make_partition(IID(), labels, 5, 4, rng(), None, public(labels, 0.1, True))
+    partition.save(tmp_path / "partition.npz", [str(c) for c in range(5)])
+    assert np.array_equal(Partition.load(tmp_path / "partition.npz").public, partition.public)
+
+
+def test_a_partition_from_a_file_may_not_hold_public_examples(tmp_path):
+    labels = np.arange(20) % 2
+    path = tmp_path / "parts.json"
+    path.write_text(json.dumps([[0, 1, 2], [5, 6]]))
+    partition = make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([3, 4]))
+    assert [part.tolist() for part in partition.parts] == [[0, 1, 2], [5, 6]]
+    with pytest.raises(ConfigError, match="client 1 holds example 5, which is in the public set"):
+        make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([4, 5]))

@@ -1,6 +1,7 @@
 """Processes that train: what travels between them, and what happens when one dies."""
 
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -73,14 +74,19 @@ def test_modules_arrive_whole():
     assert received[0].weight.stride() == sent[0].weight.stride()
 
 
-def test_one_parcel_for_two_receivers_is_in_memory_once():
+def test_one_parcel_for_two_receivers_is_in_memory_once_until_it_is_written_to():
+    """A worker's `set_buffers` writes to the network that all were sent; the others must not see that."""
     parcel, value = Parcel.pack(torch.zeros(5)), []
     for _ in range(2):
         ours, theirs = pair()
         ours.send(parcel)
         value.append(theirs.receive())
+    with mmap.mmap(parcel.descriptor, parcel.size) as shared:
+        torch.frombuffer(shared, dtype=torch.float32, count=5)[2] = 9.0
     parcel.close()
-    value[0][2] = 9.0
+    assert value[0].tolist() == value[1].tolist() == [0, 0, 9, 0, 0]
+    value[0][3] = 1.0
+    assert value[0].tolist() == [0, 0, 9, 1, 0]
     assert value[1].tolist() == [0, 0, 9, 0, 0]
 
 

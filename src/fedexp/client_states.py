@@ -91,17 +91,13 @@ def to(state: Tree, device: torch.device) -> Tree:
 
 def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.device, bool, str]:
     """(home, resident, sentence) for states of `each` bytes: on the device, in memory or in files, as they fit."""
-    total = each * clients
-    size = f"client states: {size_of(each)} each, {size_of(total)} for all {clients} clients"
+    total, free = each * clients, free_memory()
+    size = f"client states: {size_of(each)} each, {size_of(total)} in total for {clients:,} clients"
     if device.type == "cuda" and total <= SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]:
-        return device, True, f"{size}, on the GPU"
-    if total <= SHARE_OF_MEMORY * free_memory():
-        return CPU, True, f"{size}, in memory"
-    return (
-        CPU,
-        False,
-        f"{size}, in files (memory-mapped), since that is much of the {size_of(free_memory())} free memory",
-    )
+        return device, True, f"{size}; on the GPU"
+    if total <= SHARE_OF_MEMORY * free:
+        return CPU, True, f"{size}; in memory"
+    return CPU, False, f"{size}; in memory-mapped files, since only {size_of(free)} of memory are free"
 
 
 def free_memory() -> int:

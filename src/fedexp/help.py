@@ -19,6 +19,7 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   participation=0.1               fraction sampled a round  weighting=examples      or uniform
   local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
   local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
+  public.fraction=0.025           examples for the server   public.balanced=false   at random
   targets=[0.5,0.6]               for rounds-to-target      checkpoint_interval=1   save every n rounds
   seed=0                          or one for each of        seeds.partition  seeds.sampling  seeds.training
   algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1         parameters by the papers' symbols
@@ -54,7 +55,7 @@ def groups_text(conf: Path, extra: list[Path]) -> str:
         for option in list_options(group, [conf, *extra]):
             star = "*" if chosen.get(group) == option else " "
             path = next(d / group / f"{option}.yaml" for d in [*extra, conf] if (d / group / f"{option}.yaml").exists())
-            lines.append(f"   {star}{option:<18} {description(path)}")
+            lines.append(f"   {star}{option:<20} {description(path)}")
     return "\n".join(lines) + "\n"
 
 

@@ -7,13 +7,20 @@ import pytest
 
 CASES = [
     # (arguments, words that the message must have)
-    ("algorithm=fedntdd", ["algorithm=fedntdd", "nearest: 'fedntd'", "fedavg, fedntd, fedprox"]),
+    ("algorithm=fedntdd", ["algorithm=fedntdd", "nearest: 'fedntd'", "fedka, fedkd, fednova, fedntd"]),
     ("dataset=cifar", ["dataset=cifar", "cifar10"]),
     ("algoritm=fedntd", ["algoritm", "nearest: 'algorithm'"]),
     ("local.lrr=0.1", ["local.lrr", "nearest: 'local.lr'"]),
     ("+foo=1", ["foo", "no such key"]),
     ("+algorithm.foo=1", ["algorithm.foo", "no such key"]),
-    ("algorithm.beta=1", ["algorithm.beta", "only exists with algorithm=fedntd"]),
+    ("algorithm.beta=1", ["algorithm.beta", "only exists with", "algorithm=fedntd"]),
+    ("algorithm=flashback", ["Flashback needs a public set", "public.fraction=0.025"]),
+    ("algorithm=feddf algorithm.lr=0", ["algorithm.lr=0", "greater than 0"]),
+    ("public.fraction=1", ["public.fraction=1", "less than 1"]),
+    ("algorithm=fedalign model=resnet18", ["algorithm=fedalign", "resnet56_bottleneck"]),
+    ("algorithm=scaffold algorithm.divisor=step", ["algorithm.divisor=step", "nearest: 'steps'"]),
+    ("algorithm=fednova algorithm.variant=ccvr_frosen", ["nearest: 'ccvr_frozen'"]),
+    ("algorithm=fedka algorithm.dominance=0", ["algorithm.dominance=0", "null"]),
     ("partition=sharding alpha=0.1", ["alpha", "only exists with partition=lda"]),
     ("partition=iid min_size=3", ["min_size", "only exists with partition=lda"]),
     ("shards_per_client=2", ["shards_per_client", "only exists with partition=sharding"]),

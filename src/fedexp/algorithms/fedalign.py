@@ -12,6 +12,7 @@ Models: those with a last stage (models.Staged): model=resnet56_bottleneck of Ta
 convolution.
 """
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from fedexp.errors import ConfigError, require
 from fedexp.models import Staged
 from fedexp.tree import Params
 
+log = logging.getLogger("fedexp")
 ITERATIONS, SMALLEST = 10, 1e-12
 
 
@@ -60,6 +62,8 @@ class FedAlign(FedAvg):
                 "algorithm=fedalign: this model has no last stage that can be narrowed; use model=resnet56_bottleneck "
                 "(the paper's) or a cnn"
             )
+        if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
+            log.warning("FedAlign hardly learns with a last stage without batch norm; use model=resnet56_bottleneck")
         module.keeps_maps = True
         if hasattr(module, "blocked"):
             module.blocked = False  # type: ignore[assignment]  # its maps are of a layout that not every operation knows

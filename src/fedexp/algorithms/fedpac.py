@@ -81,10 +81,9 @@ class FedPAC(FedAvg):
 
     def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
         """Over one pass: examples [C], mean feature [C, D], mean squared norm [C] of each class."""
-        one_pass, classes = ctx.steps / self.epochs(ctx.local), ctx.server["prototypes"]["known"].shape[0]
-        count: torch.Tensor | float = 0.0
-        total: torch.Tensor | float = 0.0
-        squares: torch.Tensor | float = 0.0
+        one_pass, like = ctx.steps / self.epochs(ctx.local), ctx.server["prototypes"]["mean"]
+        classes = len(like)
+        count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
         for batch in data.batches():
             if batch.step >= -(-data.steps // self.epochs(ctx.local)):
                 break
@@ -94,7 +93,6 @@ class FedPAC(FedAvg):
             member = member if batch.mask is None else member * batch.mask[:, None]
             count, total = count + member.sum(0), total + member.T @ features
             squares = squares + member.T @ (features**2).sum(-1)
-        assert isinstance(count, torch.Tensor)
         seen = count.clamp(min=1)
         return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
 

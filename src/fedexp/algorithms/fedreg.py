@@ -57,7 +57,7 @@ class FedReg(FedAvg):
             perturbed = self.ascend(net, model, batch, self.eta_s * self.eta_ratio)
             soft = net(model, pseudo).logits.softmax(-1)
             made.append({"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask_of(batch)})
-        return tree.stack([padded(one, len(made[0]["y"])) for one in made])
+        return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
 
     def ascend(self, net: Network, model: Params, batch: Batch, eta: float) -> torch.Tensor:
         def loss(x: torch.Tensor) -> torch.Tensor:

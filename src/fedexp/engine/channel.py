@@ -44,8 +44,9 @@ class Parcel:
         return cls(buffer.getvalue(), pickler.size, descriptor)
 
     def unpack(self) -> Any:
-        """The value; its tensors lie in the file, shared with everyone who has it. Closes the descriptor."""
-        memory = None if self.descriptor is None else mmap.mmap(self.descriptor, self.size)
+        """The value; its tensors lie in the file, shared with everyone who has it until they are written to. Closes the
+        descriptor."""
+        memory = None if self.descriptor is None else mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_COPY)
         self.close()
         return _Unpickler(io.BytesIO(self.pickled), memory).load()
 

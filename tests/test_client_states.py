@@ -1,0 +1,153 @@
+"""What clients keep, in memory and in files; what algorithms say they need against what they exchange."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from fedexp import client_states, tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import Needs
+from fedexp.client_states import ClientStates, choose_place, size_of
+from fedexp.models.resnet import BottleneckResNet
+from fedexp.requirements import table
+from fedexp.run import play_round
+from test_algorithms import SHIPPED, record
+from world import CONF, ENGINES, Normed, advance, flat, make_experiment, play
+
+
+def state(value):
+    return {"c": {"w": torch.full((3, 2), float(value))}, "n": torch.tensor(value)}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_states_come_back_from_their_files(tmp_path, resident):
+    states = ClientStates()
+    states.place(torch.device("cpu"), resident)
+    states.update({3: state(3), 7: state(7)})
+    versions = states.save(tmp_path, 1)
+    assert versions == {3: 1, 7: 1}
+    again = ClientStates(tmp_path, versions)
+    again.place(torch.device("cpu"), resident)
+    for source in (states, again):
+        assert list(source) == [3, 7]
+        torch.testing.assert_close(dict(source), {3: state(3), 7: state(7)}, rtol=0, atol=0)
+    assert 4 not in again
+    with pytest.raises(KeyError):
+        again[4]
+
+
+def test_only_what_has_changed_is_written_and_old_files_stay_until_tidied(tmp_path):
+    states = ClientStates()
+    states.update({0: state(0), 1: state(1)})
+    first = states.save(tmp_path, 1)
+    states[1] = state(5)
+    assert states.save(tmp_path, 2) == {0: 1, 1: 2}
+    assert names(tmp_path) == ["0.1.pt", "1.1.pt", "1.2.pt"]
+    # Had the run died here, before its checkpoint was written, the one before would still find everything.
+    assert ClientStates(tmp_path, first)[1]["n"] == 1
+    states.tidy()
+    assert names(tmp_path) == ["0.1.pt", "1.2.pt"]
+
+
+def test_states_in_files_do_not_stay_in_memory(tmp_path):
+    states = ClientStates()
+    states.place(torch.device("cpu"), resident=False)
+    states[0] = state(1)
+    states.save(tmp_path, 1)
+    assert not states._memory
+    assert states[0]["n"] == 1
+    assert not states._memory
+
+
+def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
+    (row,) = [row for row in SHIPPED if row.cls.__name__ == "Scaffold" and row.live["divisor"] == "effective"]
+    experiment = row.experiment(rounds=4)
+    before = play(experiment, 4)
+    state = experiment.initial_state()
+    state.clients.place(torch.device("cpu"), resident=False)
+    for number in range(1, 5):
+        advance(state, play_round(experiment, state))
+        state.clients.save(tmp_path, number)
+        state.clients.tidy()
+    assert torch.equal(flat(state.server["params"]), flat(before.server["params"]))
+    assert len(names(tmp_path)) == len(state.clients) > 2
+
+
+def test_where_states_are_kept(monkeypatch):
+    monkeypatch.setattr(client_states, "free_memory", lambda: 4_000_000_000)
+    cpu = torch.device("cpu")
+    assert choose_place(9_000_000, 100, cpu)[1:] == (
+        True,
+        "client states: 9.0 MB each, 900.0 MB in total for 100 clients; in memory",
+    )
+    home, resident, sentence = choose_place(9_000_000, 3432, cpu)
+    assert (home, resident) == (cpu, False)
+    assert sentence.startswith(
+        "client states: 9.0 MB each, 30.89 GB in total for 3,432 clients; in memory-mapped files"
+    )
+    assert client_states.free_memory() > 0
+    assert size_of(1_500_000) == "1.5 MB"
+
+
+# --- declarations
+
+ROWS = {row.name: row for row in SHIPPED}.values()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_needs_are_what_is_exchanged(row):
+    """Of one client in round 3, in multiples of the model; `small` is less than a third of one here."""
+    experiment = row.experiment()
+    needs, model = experiment.algorithm.needs, tree.num_bytes(experiment.initial)
+    state = play(experiment, 2)
+    result = play_round(experiment, state)
+    cohort = len(result.cohort.clients)
+    up, down = (number / cohort / model - 1 for number in (result.bytes_up, result.bytes_down))
+    slack = 0.34 if needs.small else 0.0
+    assert needs.up <= up <= needs.up + slack
+    assert needs.down <= down <= needs.down + slack
+    assert bool(state.clients) == bool(needs.client_state)
+    assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
+    assert (experiment.public is not None) >= needs.public
+
+
+def test_nothing_is_sent_that_is_not_declared():
+    """FedAvg: one model down and one up, exactly, also with running statistics."""
+    for model in (None, Normed()):
+        experiment = make_experiment(model=model)
+        result = play_round(experiment, experiment.initial_state())
+        size = tree.num_bytes(experiment.initial) + tree.num_bytes(experiment.bench.net.buffers())
+        assert result.bytes_up == result.bytes_down == len(result.cohort.clients) * size
+    assert FedAvg().needs == Needs()
+    assert {f.name for f in fields(Needs)} >= {"up", "down", "small"}
+
+
+def test_the_readme_s_table_is_current():
+    text = (CONF.parent / "README.md").read_text(encoding="utf-8")
+    shown = text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
+    assert shown == table(CONF / "algorithm"), "python -m fedexp.requirements prints the table"
+
+
+# --- models with running statistics
+
+
+@pytest.mark.parametrize("row", {row.cls: row for row in SHIPPED}.values(), ids=lambda row: row.cls.__name__)
+def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
+    """On the sequential and the worker engine, to the same result; running statistics move and are averaged."""
+    staged = row.cls.__name__ == "FedAlign"
+    model = BottleneckResNet(widths=(4, 8), blocks=1) if staged else Normed()
+    servers = []
+    for name in ("sequential", "workers"):
+        experiment = row.experiment(model=model, rounds=2)
+        object.__setattr__(experiment, "engine", ENGINES[name])
+        start = experiment.bench.net.buffers()
+        servers.append(record(experiment, tmp_path / name, resume=False).server)
+        for key, value in servers[-1]["buffers"].items():
+            assert (value - start[key]).abs().max() > 1e-3, key
+    torch.testing.assert_close(servers[0], servers[1], rtol=0, atol=0)
+    assert tree.is_finite(servers[0])
