@@ -109,8 +109,8 @@ def test_fednova_mean_direction():
 @pytest.mark.parametrize(
     ("algorithm", "server", "client", "mean"),
     [
-        (Scaffold(divisor="effective"), "c", "c", True),
-        (Scaffold(divisor="steps"), "c", "c", True),
+        (Scaffold(divisor="effective", variates="uniform"), "c", "c", True),
+        (Scaffold(divisor="steps", variates="uniform"), "c", "c", True),
         (FedDyn(alpha=0.5, clip=10.0, per_client_alpha=False), "g", "g", True),
         (FedCurv(lambda_=1.0, samples=5, estimator="batch"), "u", "u", False),
         (FedCurv(lambda_=1.0, samples=5, estimator="sample"), "v", "v", False),
@@ -128,41 +128,54 @@ def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client,
 
 # --- a strongly convex problem: softmax regression with weight decay, full batches, every client in every round
 
-CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=0.1)
+CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=0.3)
 
 
-def optimum(experiment):
-    """Gradient descent on the mean of the clients' objectives; its gradient there is below 1e-12."""
+def optimum(experiment, weights):
+    """Gradient descent on the weighted mean of the clients' objectives."""
     bench, parts = experiment.bench, experiment.federation.parts
+    shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     params = experiment.initial
     batches = [bench.load_train(torch.from_numpy(part), None) for part in parts]
 
     def objective(p):
         losses = [F.cross_entropy(bench.net(p, x).logits, y) for x, y in batches]
-        return torch.stack(losses).mean() + 0.5 * CONVEX.weight_decay * sum((w**2).sum() for w in p.values())
+        return (shares * torch.stack(losses)).sum() + 0.5 * CONVEX.weight_decay * sum((w**2).sum() for w in p.values())
 
-    for _ in range(3000):
+    for _ in range(900):
         grads = torch.func.grad(objective)(params)
         params = {k: params[k] - 0.1 * grads[k] for k in params}
     assert flat(torch.func.grad(objective)(params)).abs().max() < 1e-10
     return flat(params)
 
 
+def distance(algorithm, sizes, weights):
+    experiment = make_experiment(
+        algorithm, CONVEX, sizes, SoftmaxRegression(), participation=1.0, rounds=120, augment=False
+    )
+    return (flat(play(experiment, 120).server["params"]) - optimum(experiment, weights)).abs().max()
+
+
 @pytest.mark.parametrize(
     ("algorithm", "reaches"),
     [
         (FedAvg(), False),
-        (Scaffold(divisor="steps"), True),
+        (Scaffold(divisor="steps", variates="uniform"), True),
         (FedDyn(alpha=0.5, clip=0.0, per_client_alpha=False), True),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_fixed_point(algorithm, reaches):
-    experiment = make_experiment(
-        algorithm, CONVEX, EQUAL, SoftmaxRegression(), participation=1.0, rounds=400, augment=False
-    )
-    distance = (flat(play(experiment, 400).server["params"]) - optimum(experiment)).abs().max()
-    assert distance < 1e-7 if reaches else distance > 1e-4
+    found = distance(algorithm, EQUAL, [1] * 4)
+    assert found < 1e-7 if reaches else found > 1e-4
+
+
+def test_scaffold_s_fixed_point_depends_on_how_variates_are_averaged():
+    """Models are averaged with n_k in both cases: only the weights of the variates decide what is minimised."""
+    sizes = (3, 7, 10, 12)
+    assert distance(Scaffold(divisor="steps", variates="uniform"), sizes, [1] * 4) < 1e-7
+    assert distance(Scaffold(divisor="steps", variates="examples"), sizes, sizes) < 1e-7
+    assert distance(Scaffold(divisor="steps", variates="uniform"), sizes, sizes) > 1e-4
 
 
 # --- FedDyn

@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from helpers import SMALL, assert_same_run
 from test_resume import RUN, rounds_in, wait_for_rounds
 
@@ -38,6 +39,7 @@ def are_gone(pids: set[int], seconds: float = 5.0) -> bool:
     return True
 
 
+@pytest.mark.slow  # half a minute; it stands on parts that are tested one by one
 def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_path):
     """One worker killed, then the parent, then continued on the sequential engine: the undisturbed run, bit for bit."""
     process = start(*RUN, *WORKERS, "hydra.run.dir=run")

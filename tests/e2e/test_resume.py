@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("after", "pause"), [(1, 0.05), (3, 0.2)])
+@pytest.mark.parametrize(("after", "pause"), [(1, 0.05), pytest.param(3, 0.2, marks=pytest.mark.slow)])
 def test_killed_in_the_middle_of_a_round(start, fedexp, tmp_path, undisturbed, after, pause):
     process = start(*RUN, "hydra.run.dir=run")
     wait_for_rounds(tmp_path / "run", after, process)
@@ -69,7 +69,7 @@ def test_rows_after_the_checkpoint_are_cut_off(start, fedexp, tmp_path, undistur
     assert_same_run(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_interrupt_saves_and_says_how_to_go_on(start, fedexp, tmp_path, undisturbed, number):
     process = start(*RUN, "hydra.run.dir=run", "checkpoint_interval=100")
     wait_for_rounds(tmp_path / "run", 2, process)

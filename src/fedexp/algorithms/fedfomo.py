@@ -76,8 +76,9 @@ class FedFOMO(FedAvg):
             affinity = server["affinity"][client].cpu().numpy()[others]
             chosen = others[np.argsort(-affinity, kind="stable")[: self.models]]
         # Slots without a model, in early rounds, hold the initial average and do not count.
-        models = [kept[int(j)]["params"] for j in chosen] + [server["params"]] * (self.models - len(chosen))
         like = server["affinity"]
+        models = [tree.map(lambda leaf: leaf.to(like.device), kept[int(j)]["params"]) for j in chosen]
+        models += [server["params"]] * (self.models - len(chosen))
         numbers = torch.as_tensor(np.resize(chosen, self.models) if len(chosen) else np.zeros(self.models, np.int64))
         valid = (torch.arange(self.models) < len(chosen)).to(like)
         return {"models": tree.stack(models), "numbers": numbers.to(like.device), "valid": valid}

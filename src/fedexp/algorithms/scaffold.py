@@ -9,9 +9,15 @@ with option II. All variates are 0 at the start and cover parameters only.
 Switch `divisor`: m_k = tau_k, the number of steps (`steps`, the paper), or FedNova's a_k (`effective`, the released
 code of FedNTD). With momentum 0.9 the former makes variates that are about 10 times too large, and training diverges
 fast.
+Switch `variates`: the mean above is `uniform` in the paper and in FedNTD's code, which averages models by n_k. It is c
+that is 0 where training comes to rest, so that it then minimises the plain mean of the clients' objectives, whatever
+the weights of the models; `examples` takes n_k / n instead of 1 / K, with weighting=examples the fixed point of
+FedAvg's objective.
 """
 
 from dataclasses import dataclass
+
+import torch
 
 from fedexp import tree
 from fedexp.algorithms.base import FedAvg
@@ -24,9 +30,11 @@ from fedexp.tree import Params, Tree
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
     divisor: str  # steps | effective
+    variates: str  # uniform | examples: weights of the clients in the server's variate
 
     def __post_init__(self) -> None:
         require_choice("algorithm.divisor", self.divisor, ("steps", "effective"))
+        require_choice("algorithm.variates", self.variates, ("uniform", "examples"))
 
     @property
     def needs(self) -> Needs:
@@ -54,5 +62,10 @@ class Scaffold(FedAvg):
         return {"params": params, "change": change}, {"c": new}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        c = tree.added(server["c"], messages["change"], 1 / round.info.num_clients)
+        info, change = round.info, messages["change"]
+        shares = torch.full_like(round.weights, 1 / info.num_clients)
+        if self.variates == "examples":
+            sizes = [len(info.parts[client]) for client in round.clients]
+            shares = torch.as_tensor(sizes).to(shares) / sum(map(len, info.parts))
+        c = {k: v + torch.tensordot(shares, change[k], 1) for k, v in server["c"].items()}
         return super().aggregate(server, messages, round) | {"c": c}
