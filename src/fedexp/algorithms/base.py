@@ -8,7 +8,7 @@ Client-side hooks (begin .. finish) are pure and safe under torch.func.vmap: no 
 by boolean masks, no in-place writes to trees that they were given.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,19 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """The batches of the first of `epochs` passes over a client's data, and their masks [B], never None.
+
+    A client that is trained together with longer ones has its later batches at the end; their masks are 0.
+    """
+    own = ctx.steps / epochs
+    for batch in data.batches():
+        if batch.step >= -(-data.steps // epochs):  # past the first pass even of the longest
+            return
+        ones = torch.ones(len(batch.y), dtype=batch.x.dtype, device=batch.x.device)
+        yield batch, (ones if batch.mask is None else batch.mask) * (batch.step < own)
 
 
 def padded_numbers(numbers: np.ndarray, size: int) -> Tree:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedexp import tree
-from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
 from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.errors import require, require_choice
 from fedexp.tree import Params, Tree
@@ -69,14 +69,10 @@ class FedCurv(FedAvg):
 
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
         """u_k: the mean over the batches (`sample`: over the examples) that count."""
-        one_pass = ctx.steps / ctx.local.epochs
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)
-        for batch in data.batches():
-            if batch.step >= -(-data.steps // ctx.local.epochs):
-                break  # even for the longest of the clients that are trained together
-            mask = torch.ones(len(batch.y), dtype=seen.dtype, device=seen.device) if batch.mask is None else batch.mask
-            counts = ((batch.step < one_pass) & (seen <= self.samples)).to(seen.dtype)
+        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+            counts = ((mask.sum() > 0) & (seen <= self.samples)).to(seen.dtype)
             squares, number = self.squares(net, params, batch, mask)
             total = {k: total[k] + counts * squares[k] for k in total}
             parts, seen = parts + counts * number, seen + mask.sum()

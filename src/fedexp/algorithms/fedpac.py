@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from fedexp import tree
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.errors import require
 from fedexp.settings import LocalTraining
@@ -81,16 +81,12 @@ class FedPAC(FedAvg):
 
     def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
         """Over one pass: examples [C], mean feature [C, D], mean squared norm [C] of each class."""
-        one_pass, like = ctx.steps / self.epochs(ctx.local), ctx.server["prototypes"]["mean"]
+        like = ctx.server["prototypes"]["mean"]
         classes = len(like)
         count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
-        for batch in data.batches():
-            if batch.step >= -(-data.steps // self.epochs(ctx.local)):
-                break
+        for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
             features = net(params, batch.x).features
-            member = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)).to(features.dtype)
-            member = member * (batch.step < one_pass)
-            member = member if batch.mask is None else member * batch.mask[:, None]
+            member = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) * mask[:, None]
             count, total = count + member.sum(0), total + member.T @ features
             squares = squares + member.T @ (features**2).sum(-1)
         seen = count.clamp(min=1)

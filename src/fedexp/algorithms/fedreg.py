@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from fedexp import tree
-from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
 from fedexp.algorithms.contract import Batch, ClientData, Context, Needs, Network
 from fedexp.errors import require
 from fedexp.tree import Params, Tree
@@ -48,15 +48,12 @@ class FedReg(FedAvg):
         return Needs(data="generated (clients)")
 
     def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        model, one_pass = ctx.server["params"], -(-data.steps // ctx.local.epochs)
-        made = []
-        for batch in data.batches():
-            if batch.step >= one_pass:
-                break
+        model, made = ctx.server["params"], []
+        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             pseudo = self.ascend(net, model, batch, self.eta_s)
             perturbed = self.ascend(net, model, batch, self.eta_s * self.eta_ratio)
             soft = net(model, pseudo).logits.softmax(-1)
-            made.append({"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask_of(batch)})
+            made.append({"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask})
         return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
 
     def ascend(self, net: Network, model: Params, batch: Batch, eta: float) -> torch.Tensor:
@@ -104,10 +101,6 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Mean over the examples; y: labels [B] or probabilities [B, C]."""
     return masked_mean(F.cross_entropy(net(params, x).logits, y, reduction="none"), mask)
-
-
-def mask_of(batch: Batch) -> torch.Tensor:
-    return torch.ones(len(batch.y), dtype=batch.x.dtype, device=batch.x.device) if batch.mask is None else batch.mask
 
 
 def padded(one: Tree, size: int) -> Tree:
