@@ -122,12 +122,12 @@ class SignDescent(FedAvg):
 
     scale: float
 
-    def local_step(self, net, params, momentum, batch, ctx):
+    def local_step(self, net, params, memory, batch, ctx):
         def loss(p):
             return self.objective(net, p, batch, ctx)
 
         grads, value = torch.func.grad_and_value(loss)(params)
-        return {k: params[k] - self.scale * ctx.lr * torch.tanh(50 * grads[k]) for k in params}, momentum, value
+        return {k: params[k] - self.scale * ctx.lr * torch.tanh(50 * grads[k]) for k in params}, memory, value
 
 
 NTD = {"beta": 1.0, "tau": 1.0, "lambda_": 1.0, "distance": "kl", "tau_squared": True, "mse_reduction": "sum"}

@@ -57,7 +57,8 @@ def test_bare_draws_cover_their_ranges():
 def test_bare_training_is_that_of_fedexp(algorithm):
     """One client in float64, 2 epochs of 3 batches: the weights agree, from the same initial model and batches."""
     torch.manual_seed(0)
-    settings = dict(epochs=2, batch_size=4, lr=0.05, lr_decay=1.0, momentum=w1.MOMENTUM, weight_decay=w1.WEIGHT_DECAY)
+    settings = dict(epochs=2, batch_size=4, optimizer="sgd", lr=0.05, lr_decay=1.0, momentum=w1.MOMENTUM)
+    settings |= dict(weight_decay=w1.WEIGHT_DECAY)
     local, module = LocalTraining(**settings), MODEL.build((3, 32, 32), 10).double()
     module = module.to(memory_format=torch.channels_last)  # as in fedexp.prepare
     labels = torch.arange(10)

@@ -1,6 +1,6 @@
 """What clients keep, in memory and in files; what algorithms say they need against what they exchange."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -144,7 +144,9 @@ def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
     servers = []
     for name in ("sequential", "workers"):
         experiment = row.experiment(model=model, rounds=2)
-        object.__setattr__(experiment, "engine", ENGINES[name])
+        experiment = replace(experiment, engine=ENGINES[name])
+        if experiment.public is not None:
+            experiment = replace(experiment, public=replace(experiment.public, engine=ENGINES[name]))
         start = experiment.bench.net.buffers()
         servers.append(record(experiment, tmp_path / name, resume=False).server)
         for key, value in servers[-1]["buffers"].items():

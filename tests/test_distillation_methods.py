@@ -174,6 +174,9 @@ class Mislabelled:
         x, y = self.public.take(index)
         return x, torch.zeros_like(y)
 
+    def logits(self, models):
+        return self.public.logits(models)
+
 
 def test_feddf_distils_mean_logits_and_reads_no_label():
     algorithm = df(clip=0.0)

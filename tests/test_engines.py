@@ -12,8 +12,10 @@ from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedprox import FedProx
+from fedexp.algorithms.scaffold import Scaffold
 from fedexp.build import build
 from fedexp.data.augment import load_batch
+from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import ClientFailure, Sequential
@@ -102,14 +104,48 @@ def test_one_client_is_plain_sgd(engine, augment):
 class SameStep(FedAvg):
     """Overrides the local step with the base's own, so that the engines must take the general path."""
 
-    def local_step(self, net, params, momentum, batch, ctx):
-        return super().local_step(net, params, momentum, batch, ctx)
+    def local_step(self, net, params, memory, batch, ctx):
+        return super().local_step(net, params, memory, batch, ctx)
 
 
 def test_fused_steps_are_the_documented_local_step():
     """The sequential engine's fused optimizer and FedAvg.local_step are two texts of one rule."""
     fused, general = (play(make_experiment(algorithm)).server["params"] for algorithm in (FedAvg(), SameStep()))
     assert_equal(general, fused, atol=1e-12)
+
+
+ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
+
+
+def test_adam_is_torch_s():
+    """Fresh in every round, coupled weight decay; through the fused kernel and through the pure step."""
+    for algorithm in (FedAvg(), SameStep()):
+        experiment = make_experiment(algorithm, ADAM, (10,), participation=1.0)
+        state, bench = experiment.initial_state(), experiment.bench
+        for number in (1, 2):
+            (schedule,) = assemble(experiment, state, number).schedules
+            w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
+            optimizer = torch.optim.Adam(w.values(), lr=ADAM.lr_at(number), weight_decay=ADAM.weight_decay)
+            for batch in ScheduledData(bench, schedule).batches():
+                optimizer.zero_grad()
+                F.cross_entropy(bench.net(w, batch.x).logits, batch.y).backward()
+                optimizer.step()
+            advance(state, play_round(experiment, state))
+            assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [NTD, SameStep()], ids=["fedntd", "a step of its own"])
+def test_engines_agree_with_adam(algorithm):
+    experiment = make_experiment(algorithm, ADAM)
+    state = play(experiment, 1)
+    reference, *others = [train(engine, experiment, state) for engine in ENGINES.values()]
+    for other in others:
+        assert_equal(other.messages, reference.messages, atol=1e-12)
+
+
+def test_adam_is_refused_where_it_makes_no_sense():
+    with pytest.raises(ConfigError, match=r"local\.optimizer=adam: Scaffold is defined for sgd"):
+        make_experiment(Scaffold(divisor="steps", variates="uniform"), ADAM)
 
 
 @every_engine
@@ -379,7 +415,7 @@ def test_runs_leave_the_global_generator_alone():
 
 
 def test_learning_rate_of_a_round():
-    local = LocalTraining(epochs=1, batch_size=1, lr=0.5, lr_decay=0.9, momentum=0.0, weight_decay=0.0)
+    local = LocalTraining(epochs=1, batch_size=1, optimizer="sgd", lr=0.5, lr_decay=0.9, momentum=0.0, weight_decay=0.0)
     assert [local.lr_at(round) for round in (1, 2, 3)] == pytest.approx([0.5, 0.45, 0.405], rel=1e-15)
     assert replace(local, lr_decay=1.0).lr_at(500) == 0.5
 

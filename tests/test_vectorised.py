@@ -388,7 +388,7 @@ class Traces:
 
 
 def changed_by_a_step(frame):
-    return [*frame.params.values(), *frame.momentum.values(), frame.losses]
+    return [*frame.params.values(), *frame.memory["momentum"].values(), frame.losses]
 
 
 def recording(capture, *options):

@@ -45,7 +45,7 @@ ENGINES = {
     "vectorised, 2 at a time": Vectorised(2),
 }
 CLASSES, SIZES = 4, (1, 3, 7, 12, 10)
-LOCAL = LocalTraining(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3)
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3)
 PLAIN = replace(LOCAL, epochs=1, lr_decay=1.0, momentum=0.0, weight_decay=0.0)
 AUGMENTATION = Augmentation(crop_padding=1, padding_mode="zero", flip=True, cutout=2, rotation=0.0)
 SETTINGS = Settings(

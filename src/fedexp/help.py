@@ -18,6 +18,7 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   rounds=200                      communication rounds      num_clients=100         clients in total
   participation=0.1               fraction sampled a round  weighting=examples      or uniform
   local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
+  local.optimizer=sgd             or adam
   local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
   public.fraction=0.025           examples for the server   public.balanced=false   at random
   targets=[0.5,0.6]               for rounds-to-target      checkpoint_interval=1   save every n rounds

@@ -46,6 +46,11 @@ def prepare(built: Built) -> Prepared:
     augmentation = groups["dataset"].augmentation
     labels = data.y_train.numpy()
     public_numbers = built.public.split(labels, data.num_classes, stream(built.seeds.partition, "public"))
+    if built.local.optimizer not in groups["algorithm"].optimizers:
+        raise ConfigError(
+            f"local.optimizer={built.local.optimizer}: {type(groups['algorithm']).__name__} is defined for "
+            f"{' and '.join(groups['algorithm'].optimizers)}"
+        )
     if groups["algorithm"].needs.public and not len(public_numbers):
         raise ConfigError(
             f"{type(groups['algorithm']).__name__} needs a public set on the server: public.fraction=0.025 splits one "
@@ -76,6 +81,7 @@ def prepare(built: Built) -> Prepared:
         local=built.local,
         dtype=hardware.dtype,
     )
+    engine = hardware.make_engine()
     experiment = Experiment(
         settings=settings,
         seeds=built.seeds,
@@ -83,10 +89,10 @@ def prepare(built: Built) -> Prepared:
         partition=partition,
         federation=federation,
         bench=bench,
-        engine=hardware.make_engine(),
+        engine=engine,
         metrics=metrics,
         initial=groups["algorithm"].server_init(initial, federation)["params"],
-        public=PublicSet(bench, torch.from_numpy(public_numbers)) if len(public_numbers) else None,
+        public=PublicSet(bench, torch.from_numpy(public_numbers), engine) if len(public_numbers) else None,
         mixes_examples=model.mixes_examples,
     )
     return Prepared(experiment, hardware)

@@ -10,10 +10,11 @@ from fedexp.errors import require, require_choice
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """What a client does in a round: `epochs` of SGD over its own examples (config node `local`)."""
+    """What a client does in a round: `epochs` over its own examples (config node `local`)."""
 
     epochs: int
     batch_size: int
+    optimizer: str
     lr: float
     lr_decay: float
     momentum: float
@@ -22,6 +23,7 @@ class LocalTraining:
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "local.epochs", self.epochs, "at least 1")
         require(self.batch_size >= 1, "local.batch_size", self.batch_size, "at least 1")
+        require_choice("local.optimizer", self.optimizer, ("sgd", "adam"))
         require(0 < self.lr < math.inf, "local.lr", self.lr, "a finite number greater than 0")
         require(0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "greater than 0 and at most 1 (1 = constant)")
         require(0 <= self.momentum < 1, "local.momentum", self.momentum, "at least 0 and less than 1")

@@ -10,13 +10,14 @@ by boolean masks, no in-place writes to trees that they were given.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp import tree
+from fedexp import optimizers, tree
 from fedexp.algorithms.contract import (
     Batch,
     ClientData,
@@ -61,6 +62,8 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
     """The base of all algorithms: every hook with its FedAvg meaning."""
+
+    optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # with which local training makes sense
 
     @property
     def needs(self) -> Needs:
@@ -132,13 +135,13 @@ class FedAvg:
         return masked_mean(self.example_loss(net, params, batch, ctx), batch.mask) + self.penalty(net, params, ctx)
 
     def local_step(
-        self, net: Network, params: Params, momentum: Params, batch: Batch, ctx: Context
-    ) -> tuple[Params, Params, torch.Tensor]:
-        """One step of SGD with momentum and coupled weight decay; returns (params, momentum, loss)."""
+        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Params, Tree, torch.Tensor]:
+        """One step of the optimizer, which remembers `memory`; returns (params, memory, loss)."""
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
-        grads, local = self.correct(grads, params, batch, ctx), ctx.local
-        momentum = {k: local.momentum * momentum[k] + grads[k] + local.weight_decay * params[k] for k in params}
-        return {k: params[k] - ctx.lr * momentum[k] for k in params}, momentum, loss
+        grads = self.correct(grads, params, batch, ctx)
+        params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
+        return params, memory, loss
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         """After training: (message to the server, new client state)."""

@@ -117,6 +117,9 @@ class PublicData(Protocol):
     def take(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Public examples by their number 0, 1, ...: (x [n, ...] normalised and not augmented, y [n])."""
 
+    def logits(self, models: Sequence[Params]) -> torch.Tensor:
+        """Of several models, each with its buffers, on all public examples: [models, n, C], without gradient."""
+
 
 @dataclass(frozen=True)
 class ServerRound:

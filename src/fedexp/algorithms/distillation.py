@@ -6,27 +6,17 @@ import numpy as np
 import torch
 
 from fedexp import tree
-from fedexp.algorithms.contract import Network, PublicData, ServerNetwork
+from fedexp.algorithms.contract import PublicData, ServerNetwork
 from fedexp.tree import Params, Tree
-
-CHUNK = 500  # examples of a forward pass without gradient
 
 Loss = Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]  # (logits, labels, numbers) -> scalar
 Update = Callable[[Params, Params], None]  # (parameters, gradients): changes the former in place
 
 
-@torch.no_grad()
-def outputs(net: Network, model: Params, public: PublicData) -> torch.Tensor:
-    """Logits [n, C] of a reference model (with its buffers) on the whole public set."""
-    edges = range(0, len(public), CHUNK)
-    chunks = [np.arange(start, min(start + CHUNK, len(public))) for start in edges]
-    return torch.cat([net(model, public.take(chunk)[0]).logits for chunk in chunks])
-
-
-def local_models(messages: Tree, buffers: Params) -> Iterator[Params]:
-    """The models that came back, one after the other, with their running statistics."""
-    for i in range(len(next(iter(messages["params"].values())))):
-        yield tree.row(messages["params"], i) | tree.row(buffers, i)
+def local_models(messages: Tree, buffers: Params) -> list[Params]:
+    """The models that came back, each with its running statistics."""
+    count = len(next(iter(messages["params"].values())))
+    return [tree.row(messages["params"], i) | tree.row(buffers, i) for i in range(count)]
 
 
 def minibatches(rng: np.random.Generator, examples: int, size: int, epochs: int) -> Iterator[np.ndarray]:

@@ -54,8 +54,7 @@ class FedDF(FedAvg):
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         assert round.public is not None
-        teachers = distillation.local_models(messages, round.buffers)
-        logits = torch.stack([distillation.outputs(net, model, round.public) for model in teachers]).mean(0)
+        logits = round.public.logits(distillation.local_models(messages, round.buffers)).mean(0)
         net.load(server["params"], server["buffers"])
         if self.epochs_on_server:
             batches = distillation.minibatches(round.rng, len(round.public), self.batch_size, self.epochs_on_server)

@@ -13,6 +13,7 @@ plain FedNova's; its released code adds variance reduction across clients to eve
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -30,6 +31,8 @@ def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
+    optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
+
     variant: str  # plain | ccvr | ccvr_frozen
 
     def __post_init__(self) -> None:

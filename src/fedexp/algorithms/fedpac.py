@@ -19,6 +19,7 @@ Feature statistics are taken over the batches of the first pass (augmented like 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class FedPAC(FedAvg):
+    optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
+
     lambda_: float  # weight of the alignment, >= 0
     head_lr: float  # learning rate of the classifier, > 0
     head_epochs: int  # of the classifier alone, before the E of the body
@@ -102,21 +105,22 @@ class FedPAC(FedAvg):
         return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * aligned
 
     def local_step(
-        self, net: Network, params: Params, momentum: Params, batch: Batch, ctx: Context
-    ) -> tuple[Params, Params, torch.Tensor]:
+        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Params, Tree, torch.Tensor]:
         """SGD of the classifier first, then of the body; what is not trained keeps its value and a momentum of 0."""
         local, head_steps = ctx.local, ctx.steps * self.head_epochs / self.epochs(ctx.local)
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         head_phase = torch.as_tensor(batch.step, device=head_steps.device) < head_steps
         one = torch.ones_like(head_steps)
         lr = torch.where(head_phase, self.head_lr * one, ctx.lr * one)
+        momentum = memory["momentum"]
         new_params, new_momentum = {}, {}
         for k, w in params.items():
             trains = head_phase if k in heads.HEAD else ~head_phase
             buffer = local.momentum * momentum[k] + grads[k] + local.weight_decay * w
             new_momentum[k] = torch.where(trains, buffer, momentum[k])
             new_params[k] = torch.where(trains, w - lr * buffer, w)
-        return new_params, new_momentum, loss
+        return new_params, {"momentum": new_momentum}, loss
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         before = {k: ctx.begin[k] for k in ("count", "mean", "square")}

@@ -16,6 +16,7 @@ as in the authors' code, whose clamp does nothing. Their in-place change of the 
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,8 @@ SMALLEST = 1e-30  # in denominators, as in the authors' code
 
 @dataclass(frozen=True, kw_only=True)
 class FedReg(FedAvg):
+    optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
+
     gamma: float  # how much of the local model is in the point of the gradient, 0 to 1
     eta_s: float  # step size of the pseudo data, > 0
     eta_ratio: float  # eta_p / eta_s, >= 0
@@ -66,14 +69,14 @@ class FedReg(FedAvg):
         return x
 
     def local_step(
-        self, net: Network, params: Params, momentum: Params, batch: Batch, ctx: Context
-    ) -> tuple[Params, Params, torch.Tensor]:
+        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Params, Tree, torch.Tensor]:
         start = ctx.server["params"]
         grads, loss = net.gradient(
             lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask), mixed(params, start, self.gamma)
         )
         params = {k: params[k] - ctx.lr * grads[k] for k in params}
-        return self.projected(net, params, batch.step, ctx), momentum, loss
+        return self.projected(net, params, batch.step, ctx), memory, loss
 
     def projected(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
         """The second part of a step."""

@@ -16,13 +16,13 @@ are asked once a round.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
+from fedexp import optimizers
 from fedexp.algorithms import distillation
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import (
@@ -35,7 +35,6 @@ from fedexp.algorithms.contract import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.engine.descent import descend
 from fedexp.errors import require
 from fedexp.tree import Params, Tree
 
@@ -124,8 +123,7 @@ class Flashback(FedAvg):
         public, pi, local = round.public, server["pi"], round.local
         assert public is not None
         old = round.previous["params"] | round.previous["buffers"]
-        models = [*distillation.local_models(messages, round.buffers), old]
-        logits = torch.stack([distillation.outputs(net, model, public) for model in models])
+        logits = public.logits([*distillation.local_models(messages, round.buffers), old])
         entropy, weight = targets(shares(torch.cat([counts, pi[None]]), pi), logits)
 
         def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
@@ -133,10 +131,11 @@ class Flashback(FedAvg):
             return F.cross_entropy(student, labels) + distillation_loss(entropy[chosen], weight[chosen], student).mean()
 
         net.load(server["params"], server["buffers"])
-        momentum = list(tree.zeros_like(net.snapshot()).values())
+        sgd = replace(local, optimizer="sgd")
+        memory = optimizers.memory_of(net.snapshot(), sgd)
 
         def update(params: Params, grads: Params) -> None:
-            descend(list(params.values()), list(grads.values()), momentum, round.lr, local)
+            optimizers.step_in_place(params, grads, memory, round.lr, sgd, 0)
 
         batches = distillation.minibatches(round.rng, len(public), local.batch_size, self.epochs_on_server)
         distillation.fit(net, public, batches, loss, update)

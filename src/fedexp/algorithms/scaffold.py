@@ -16,6 +16,7 @@ FedAvg's objective.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -29,6 +30,8 @@ from fedexp.tree import Params, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
+    optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
+
     divisor: str  # steps | effective
     variates: str  # uniform | examples: weights of the clients in the server's variate
 

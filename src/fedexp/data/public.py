@@ -1,11 +1,13 @@
 """Examples outside the clients' own data: the server's public set (Flashback, FedDF) and FedKA's shared ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from fedexp.engine.base import Workbench
+from fedexp.engine.base import Engine, Workbench
+from fedexp.tree import Params
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,7 @@ class PublicSet:
 
     bench: Workbench
     numbers: torch.Tensor  # int64 [n], of the training examples
+    engine: Engine  # which asks models
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -21,6 +24,9 @@ class PublicSet:
     def take(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = self.numbers[torch.as_tensor(index)].to(self.bench.device)
         return self.bench.load_train(chosen, None)
+
+    def logits(self, models: Sequence[Params]) -> torch.Tensor:
+        return self.engine.logits(self.bench, models, self.numbers)
 
 
 def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:

@@ -175,6 +175,12 @@ class Workbench:
             correct.index_add_(0, y, (logits.argmax(-1) == y).to(torch.int64))
         return PartialEvaluation(correct, losses)
 
+    @torch.no_grad()
+    def logits(self, model: Params, numbers: torch.Tensor) -> torch.Tensor:
+        """Of a model (with its buffers) on training examples by number, not augmented: [n, C]."""
+        chunks = numbers.to(self.device).split(EVALUATION_BATCH)
+        return torch.cat([self.net(model, self.load_train(chunk, None)[0]).logits for chunk in chunks])
+
     def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:
         """Parts in the order of their batches: the same numbers however the batches were split."""
         correct = torch.stack([part.class_correct for part in parts]).sum(0)
@@ -223,6 +229,10 @@ class Engine(ABC):
         """The global model on the test set."""
         bench.net.set_buffers(server["buffers"])
         return bench.evaluate(server["params"])
+
+    def logits(self, bench: Workbench, models: Sequence[Params], numbers: torch.Tensor) -> torch.Tensor:
+        """Of several models (each with its buffers) on training examples by number, not augmented: [models, n, C]."""
+        return torch.stack([bench.logits(model, numbers) for model in models])
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Gives back what the engine holds, such as processes."""

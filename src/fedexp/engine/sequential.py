@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedexp import tree
+from fedexp import optimizers, tree
 from fedexp.algorithms.base import ClientData, Context, FedAvg
 from fedexp.engine.base import Cohort, Engine, Gather, ScheduledData, Trained, Workbench, has_own, to_tensors
-from fedexp.engine.descent import descend
 from fedexp.engine.network import LiveNetwork
 from fedexp.errors import ConfigError
 from fedexp.tree import Params, Tree
@@ -105,13 +104,13 @@ def train_client(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Co
 def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
     """The base's local step with autograd and in place."""
     params = live.params
-    momentum, total = tree.zeros_like(params), torch.zeros_like(ctx.steps)
+    memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
     for batch in data.batches():
         loss = algorithm.objective(live, params, batch, ctx)
         grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         with torch.no_grad():
             grads = algorithm.correct(grads, params, batch, ctx)
-        descend(list(params.values()), [grads[name] for name in params], list(momentum.values()), ctx.lr, ctx.local)
+        optimizers.step_in_place(params, grads, memory, ctx.lr, ctx.local, batch.step)
         total += loss.detach()
     return total
 
@@ -119,9 +118,9 @@ def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Con
 def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
     """For algorithms with a local step of their own."""
     params = live.snapshot()
-    momentum, total = tree.zeros_like(params), torch.zeros_like(ctx.steps)
+    memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
     for batch in data.batches():
-        params, momentum, loss = algorithm.local_step(live, params, momentum, batch, ctx)
+        params, memory, loss = algorithm.local_step(live, params, memory, batch, ctx)
         total += loss.detach()
     live.load(params, live.buffers())
     return total

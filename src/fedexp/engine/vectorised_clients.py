@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch.func import grad_and_value, vmap
 
-from fedexp import tree
+from fedexp import optimizers, tree
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
 from fedexp.engine.base import Cohort, Workbench, has_own
-from fedexp.engine.descent import descend
 from fedexp.engine.schedule import Schedule
 from fedexp.tree import Params, Tree
 
@@ -48,7 +47,7 @@ class Frame:
     lr: float | torch.Tensor
     fixed: Fixed
     params: Params  # leaves [C, ...]
-    momentum: Params  # leaves [C, ...]
+    memory: Tree  # of the optimizer; leaves [C, ...]
     losses: torch.Tensor  # [C]: sum of the objective over the steps so far
 
 
@@ -103,7 +102,8 @@ class Clients:
         fixed = Fixed(personals, states, plans, {}, steps)
         fixed = fixed._replace(begun=self._per_client(self._begin, *fixed))
         params = self._start(fixed)
-        self.frame = Frame(job.server, job.lr, fixed, params, tree.zeros_like(params), torch.zeros_like(steps))
+        memory = optimizers.memory_of(params, bench.local)
+        self.frame = Frame(job.server, job.lr, fixed, params, memory, torch.zeros_like(steps))
 
     def runs(self) -> Iterator[Run]:
         """All steps, in order."""
@@ -171,35 +171,31 @@ class Clients:
 
 def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     """One step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
-    head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.momentum), frame.fixed))
-    params, momentum = head
+    head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.fixed))
+    params, memory = head
     own = has_own(job.algorithm, "local_step")
     step = partial(_own_step if own else _gradient, job, frame, batch.step)
-    *new, losses = vmap(step)(params, momentum, batch.x, batch.y, batch.mask, fixed)
+    *new, losses = vmap(step)(params, memory, batch.x, batch.y, batch.mask, fixed)
     if own:
-        torch._foreach_copy_(leaves(params, *head), leaves(params, *new))
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))  # by name, not by order
+        torch._foreach_copy_([old for old, _ in pairs], [value for _, value in pairs])
     else:
-        values, grads, buffers = (leaves(params, one) for one in (params, new[0], momentum))
-        descend(values, grads, buffers, frame.lr, job.bench.local)
+        optimizers.step_in_place(params, new[0], memory, frame.lr, job.bench.local, batch.step)
     frame.losses[:active].add_(losses)
 
 
-def _own_step(job, frame, number, params, momentum, x, y, mask, fixed):
-    """One client's (params, momentum, loss) after the algorithm's local step."""
+def _own_step(job, frame, number, params, memory, x, y, mask, fixed):
+    """One client's (params, memory, loss) after the algorithm's local step."""
     ctx = make_context(job, frame.server, frame.lr, fixed)
-    return job.algorithm.local_step(job.net, params, momentum, Batch(x, y, mask, number), ctx)
+    return job.algorithm.local_step(job.net, params, memory, Batch(x, y, mask, number), ctx)
 
 
-def _gradient(job, frame, number, params, momentum, x, y, mask, fixed):
+def _gradient(job, frame, number, params, memory, x, y, mask, fixed):
     """One client's (gradient, loss) in the base's local step."""
     ctx, batch = make_context(job, frame.server, frame.lr, fixed), Batch(x, y, mask, number)
     grads, loss = grad_and_value(lambda p: job.algorithm.objective(job.net, p, batch, ctx))(params)
     return job.algorithm.correct(grads, params, batch, ctx), loss
-
-
-def leaves(order: Params, *trees: Params) -> list[torch.Tensor]:
-    """The leaves of trees of parameters, in the order of the names of the first."""
-    return [one[name] for one in trees for name in order]
 
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:

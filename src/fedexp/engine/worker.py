@@ -15,7 +15,7 @@ from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Cohort, Engine, PartialEvaluation, Trained, Workbench
 from fedexp.engine.channel import Channel
-from fedexp.tree import Tree
+from fedexp.tree import Params, Tree
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """For the logits of a model on training examples."""
+
+    model: Params
+    numbers: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Failure:
     """An exception of the worker."""
 
@@ -61,7 +69,7 @@ class Worker:
         self.device = torch.device("cpu")
         self.server: Tree = None
 
-    def obey(self, order: Any) -> Trained | PartialEvaluation | None:
+    def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | None:
         """The answer, on the CPU; None where none is sent."""
         match order:
             case Setup(bench, engine):
@@ -75,6 +83,8 @@ class Worker:
             case Evaluate(batches):
                 self.bench.net.set_buffers(self.server["buffers"])
                 return self.bench.evaluate_batches(self.server["params"], batches)
+            case Ask(model, numbers):
+                return self.bench.logits(move(model, self.device), numbers)
             case hardware:
                 hardware.apply()
                 self.device = hardware.device

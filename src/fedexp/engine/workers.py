@@ -23,8 +23,8 @@ from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Cohort, Engine, Evaluation, Gather, PartialEvaluation, Trained, Workbench
 from fedexp.engine.channel import Channel, Parcel
-from fedexp.engine.worker import Evaluate, Failure, Publish, Setup, Train, move
-from fedexp.tree import Tree
+from fedexp.engine.worker import Ask, Evaluate, Failure, Publish, Setup, Train, move
+from fedexp.tree import Params, Tree
 
 log = logging.getLogger("fedexp")
 T = TypeVar("T")
@@ -111,6 +111,14 @@ class Workers(Engine):
         for order, answer in self._do(bench, server, orders):
             parts[order.positions[0]] = PartialEvaluation(*move(tuple(vars(answer).values()), bench.device))
         return bench.combine(parts)
+
+    def logits(self, bench: Workbench, models: Sequence[Params], numbers: torch.Tensor) -> torch.Tensor:
+        orders = [Order(f"asking model {i}", Ask(model, numbers), [i]) for i, model in enumerate(models)]
+        answers: list[torch.Tensor] = [None] * len(orders)  # type: ignore[list-item]
+        assert self._published is not None, "models are asked after training"
+        for order, answer in self._do(bench, self._published[0], orders):
+            answers[order.positions[0]] = answer.to(bench.device)
+        return torch.stack(answers)
 
     def close(self) -> None:
         for process in self._processes:
