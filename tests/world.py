@@ -61,6 +61,7 @@ SETTINGS = Settings(
     data_dir="unused",
     resume=None,
     augment=True,
+    figures=True,
     profile=False,
 )
 

@@ -32,7 +32,17 @@ log = logging.getLogger("fedexp")
 
 # What may differ when a run is resumed: where it runs and how it is watched, not what it computes.
 FREE_ON_RESUME = (
-    *("resume", "tracker", "checkpoint_interval", "profile", "data_dir", "dataset.data_dir", "dataset.url", "choices"),
+    *(
+        "resume",
+        "tracker",
+        "checkpoint_interval",
+        "figures",
+        "profile",
+        "data_dir",
+        "dataset.data_dir",
+        "dataset.url",
+        "choices",
+    ),
     *(
         "hardware.device",
         "hardware.engine",
@@ -115,7 +125,7 @@ def conduct(
         state.wandb_id = tracker.run_id
         run(experiment, state, recorder)
         summary = {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(hardware)
-        pictures = write_results(job.directory, state, summary)
+        pictures = write_results(job.directory, state, summary, built.settings.figures)
         tables = {"class_accuracy": pd.read_csv(job.directory / files.CLASSES)}
         for watching in trackers:
             watching.finish(summary, pictures, tables)
@@ -263,11 +273,13 @@ def commit() -> str | None:
         return None
 
 
-def write_results(directory: Path, state: State, summary: Mapping[str, Any]) -> list[Path]:
+def write_results(directory: Path, state: State, summary: Mapping[str, Any], figures: bool) -> list[Path]:
     """summary.json last of the files that figures need; a picture that fails does not lose a run."""
     if state.history.local_rounds:
         state.history.save_local(directory / files.LOCAL)
     files.write_json(directory / files.SUMMARY, summary)
+    if not figures:
+        return []
     try:
         return make_figures(directory)
     except Exception:

@@ -87,6 +87,7 @@ class Settings:
     data_dir: str
     resume: str | None
     augment: bool
+    figures: bool
     profile: bool
 
     def __post_init__(self) -> None:

@@ -15,7 +15,9 @@ from fedexp.metrics.history import load_history
 
 
 def test_run_directory_is_complete(fedexp, tmp_path):
-    answer = fedexp("algorithm=fedntd", "partition=lda", "alpha=0.1", "rounds=3", "targets=[0.1,0.99]", *SMALL)
+    answer = fedexp(
+        "algorithm=fedntd", "partition=lda", "alpha=0.1", "rounds=3", "targets=[0.1,0.99]", *SMALL, "figures=true"
+    )
     assert answer.code == 0, answer.err
     (directory,) = (tmp_path / "outputs").glob("*/*")
     rounds = pd.read_csv(directory / "rounds.csv")
@@ -125,7 +127,7 @@ def test_metrics_can_be_computed_from_the_files_later(fedexp, tmp_path):
 
 
 def test_divergence_is_a_result(fedexp, tmp_path):
-    answer = fedexp("rounds=5", "local.lr=1e30", "hydra.run.dir=run", *SMALL)
+    answer = fedexp("rounds=5", "local.lr=1e30", "hydra.run.dir=run", *SMALL, "figures=true")
     assert answer.code == 0, answer.err
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "diverged"
