@@ -45,6 +45,7 @@ def parameters(model):
         ("cnn_3fc", CIFAR, 10, 2_218_314),
         ("t_cnn", CIFAR, 10, 878_538),
         ("resnet10", CIFAR, 10, 4_903_242),
+        ("resnet56_bottleneck", CIFAR, 10, 591_322),
         ("resnet18", CIFAR, 10, 11_181_642),
         ("resnet50", CIFAR, 100, 23_712_932),
         ("resnet50", TINY, 200, 23_917_832),
