@@ -8,8 +8,9 @@ import torch
 from fedexp.algorithms.contract import Federation
 from fedexp.build import Built
 from fedexp.data.augment import Normalise
-from fedexp.data.partition import make_partition
+from fedexp.data.partition import Partition, make_partition
 from fedexp.data.public import PublicSet, one_of_each
+from fedexp.data.types import ImageData
 from fedexp.engine.base import Workbench
 from fedexp.engine.network import FunctionalNetwork, seeded_torch
 from fedexp.errors import ConfigError
@@ -33,40 +34,14 @@ def prepare(built: Built) -> Prepared:
     settings, groups = built.settings, built.groups
     model = groups["model"]
     metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), groups["forgetting_metric"]))
-    if metrics.needs_local and settings.eval_interval != 1:
-        raise ConfigError(
-            f"eval_interval={settings.eval_interval}: must be 1 with a forgetting_metric that evaluates local models, "
-            "since it compares them with the global model of the round before"
-        )
+    check(built, metrics)
     hardware = groups["hardware"].resolve(model.mixes_examples, settings.cohort_size)
     if settings.profile:
         hardware = hardware.in_one_process()
     hardware.apply()
     data = groups["dataset"].load()
     augmentation = groups["dataset"].augmentation
-    labels = data.y_train.numpy()
-    public_numbers = built.public.split(labels, data.num_classes, stream(built.seeds.partition, "public"))
-    if built.local.optimizer not in groups["algorithm"].optimizers:
-        raise ConfigError(
-            f"local.optimizer={built.local.optimizer}: {type(groups['algorithm']).__name__} is defined for "
-            f"{' and '.join(groups['algorithm'].optimizers)}"
-        )
-    if groups["algorithm"].needs.public and not len(public_numbers):
-        raise ConfigError(
-            f"{type(groups['algorithm']).__name__} needs a public set on the server: public.fraction=0.025 splits one "
-            "off the training data (public.fraction=0 now)"
-        )
-    partition = make_partition(
-        groups["partition"], labels, data.num_classes, settings.num_clients,
-        stream(built.seeds.partition, "partition"), data.owners, public_numbers,
-    )  # fmt: skip
-    federation = Federation(
-        parts=partition.parts,
-        counts=partition.counts,
-        labels=labels,
-        shared=one_of_each(labels, data.num_classes, stream(built.seeds.partition, "shared")),
-        weighting=settings.weighting,
-    )
+    partition, federation = divide(built, data)
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
         layout = weight_layout(module, hardware)
@@ -92,10 +67,44 @@ def prepare(built: Built) -> Prepared:
         engine=engine,
         metrics=metrics,
         initial=groups["algorithm"].server_init(initial, federation)["params"],
-        public=PublicSet(bench, torch.from_numpy(public_numbers), engine) if len(public_numbers) else None,
+        public=PublicSet(bench, torch.from_numpy(partition.public), engine) if len(partition.public) else None,
         mixes_examples=model.mixes_examples,
     )
     return Prepared(experiment, hardware)
+
+
+def check(built: Built, metrics: Metrics) -> None:
+    """What does not fit together whatever the data are, before they are loaded or even downloaded."""
+    interval, algorithm = built.settings.eval_interval, built.groups["algorithm"]
+    if metrics.needs_local and interval != 1:
+        raise ConfigError(
+            f"eval_interval={interval}: must be 1 with a forgetting_metric that evaluates local models, "
+            "since it compares them with the global model of the round before"
+        )
+    if built.local.optimizer not in algorithm.optimizers:
+        raise ConfigError(
+            f"local.optimizer={built.local.optimizer}: {type(algorithm).__name__} is defined for "
+            f"{' and '.join(algorithm.optimizers)}"
+        )
+    if algorithm.needs.public and not built.public.fraction:
+        raise ConfigError(
+            f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
+            "training data (public.fraction=0 now)"
+        )
+
+
+def divide(built: Built, data: ImageData) -> tuple[Partition, Federation]:
+    """Who holds which training examples: the server first, then the clients."""
+    labels, seed = data.y_train.numpy(), built.seeds.partition
+    public = built.public.split(labels, data.num_classes, stream(seed, "public"))
+    if built.public.fraction and not len(public):
+        raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
+    partition = make_partition(
+        built.groups["partition"], labels, data.num_classes, built.settings.num_clients,
+        stream(seed, "partition"), data.owners, public,
+    )  # fmt: skip
+    shared = one_of_each(labels, data.num_classes, stream(seed, "shared"))
+    return partition, Federation(partition.parts, partition.counts, labels, shared, built.settings.weighting)
 
 
 def weight_layout(module: torch.nn.Module, hardware: Resolved) -> torch.memory_format:

@@ -16,6 +16,8 @@ CASES = [
     ("algorithm.beta=1", ["algorithm.beta", "only exists with", "algorithm=fedntd"]),
     ("algorithm=flashback", ["Flashback needs a public set", "public.fraction=0.025"]),
     ("algorithm=feddf algorithm.lr=0", ["algorithm.lr=0", "greater than 0"]),
+    ("public.fraction=0.0001", ["public.fraction=0.0001", "1437"]),
+    ("dataset=cifar10 algorithm=flashback", ["Flashback needs a public set"]),  # before anything is downloaded
     ("public.fraction=1", ["public.fraction=1", "less than 1"]),
     ("algorithm=fedalign model=resnet18", ["algorithm=fedalign", "resnet56_bottleneck"]),
     ("algorithm=scaffold algorithm.divisor=step", ["algorithm.divisor=step", "nearest: 'steps'"]),
