@@ -63,7 +63,7 @@ def test_bare_training_is_that_of_fedexp(algorithm):
     module = module.to(memory_format=torch.channels_last)  # as in fedexp.prepare
     labels = torch.arange(10)
     data = ImageData("noise", pixels(10), labels, pixels(10), labels, tuple("abcdefghij"), MEAN, STD)
-    workbench = Workbench(FunctionalNetwork(module, "fp64"), data, Normalise(MEAN, STD), None, local, torch.float64)
+    workbench = Workbench(FunctionalNetwork(module, "fp64"), data, None, local, torch.float64)
     schedule = make_schedule(np.arange(10), local, None, (32, 32), seed=0, round=1, client=0)
     server = {"params": {k: v.detach().clone() for k, v in module.named_parameters()}, "buffers": {}}
     cohort = Cohort(1, [0], [schedule], [{}], [{}], [{}])

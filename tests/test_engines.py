@@ -86,7 +86,7 @@ def test_one_client_is_plain_sgd(engine, augment):
             index = schedule.index[i, :length]
             if augment:
                 draws = schedule.draws[i, :length]
-                x = load_batch(data.x_train, index, draws, AUGMENTATION, experiment.bench.normalise, torch.float64)
+                x = load_batch(data.x_train, index, draws, AUGMENTATION, data.normalise, torch.float64)
             else:
                 x = ((data.x_train[index].double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
             loss = F.cross_entropy(module(x).logits, data.y_train[index])

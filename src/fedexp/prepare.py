@@ -7,10 +7,9 @@ import torch
 
 from fedexp.algorithms.contract import Federation
 from fedexp.build import Built
-from fedexp.data.augment import Normalise
 from fedexp.data.partition import Partition, make_partition
 from fedexp.data.public import PublicSet, one_of_each
-from fedexp.data.types import ImageData
+from fedexp.data.types import Data
 from fedexp.engine.base import Workbench
 from fedexp.engine.network import FunctionalNetwork, seeded_torch
 from fedexp.errors import ConfigError
@@ -51,7 +50,6 @@ def prepare(built: Built) -> Prepared:
     bench = Workbench(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
-        normalise=Normalise(data.mean, data.std, data.max_value),
         augmentation=augmentation if settings.augment and augmentation.active else None,
         local=built.local,
         dtype=hardware.dtype,
@@ -93,7 +91,7 @@ def check(built: Built, metrics: Metrics) -> None:
         )
 
 
-def divide(built: Built, data: ImageData) -> tuple[Partition, Federation]:
+def divide(built: Built, data: Data) -> tuple[Partition, Federation]:
     """Who holds which training examples: the server first, then the clients."""
     labels, seed = data.y_train.numpy(), built.seeds.partition
     public = built.public.split(labels, data.num_classes, stream(seed, "public"))

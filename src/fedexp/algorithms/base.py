@@ -48,7 +48,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
     for batch in data.batches():
         if batch.step >= -(-data.steps // epochs):  # past the first pass even of the longest
             return
-        ones = torch.ones(len(batch.y), dtype=batch.x.dtype, device=batch.x.device)
+        ones = torch.ones(len(batch.y), dtype=ctx.steps.dtype, device=batch.y.device)
         yield batch, (ones if batch.mask is None else batch.mask) * (batch.step < own)
 
 

@@ -46,8 +46,8 @@ class ServerNetwork(Network, Protocol):
 class Batch(NamedTuple):
     """One local mini-batch."""
 
-    x: torch.Tensor  # [B, channels, height, width], normalised and augmented
-    y: torch.Tensor  # int64 [B]
+    x: torch.Tensor  # [B, channels, height, width], normalised and augmented; texts: int64 [B, length]
+    y: torch.Tensor  # int64 [B]; -1: not labelled
     mask: torch.Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
     step: int  # which local step of the round this is, from 0
 

@@ -87,7 +87,7 @@ class FedFOMO(FedAvg):
         """w_j, [M]."""
         own, others = ctx.client["params"], ctx.personal["models"]
         x, y = data.take(ctx.plan["numbers"])
-        mask = ctx.plan["mask"].to(x.dtype)
+        mask = ctx.plan["mask"].to(ctx.steps.dtype)
 
         def loss(params: Params) -> torch.Tensor:
             return masked_mean(F.cross_entropy(net(params, x).logits, y, reduction="none"), mask)

@@ -1,32 +1,72 @@
 """What a loaded data set is: tensors that can live on a device."""
 
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
+from fedexp.data.augment import Augmentation, Normalise, load_batch
+
 
 @dataclass(frozen=True)
-class ImageData:
-    """A decoded image data set.
-
-    Pixels are integers 0..max_value in channels-last layout; normalised as (pixel / max_value - mean) / std.
-    """
+class Data(ABC):
+    """Labelled examples for training and testing, as they are stored."""
 
     name: str
-    x_train: torch.Tensor  # uint8 [N, height, width, channels]
-    y_train: torch.Tensor  # int64 [N]
-    x_test: torch.Tensor  # uint8 [M, height, width, channels]
+    x_train: torch.Tensor  # [N, ...]
+    y_train: torch.Tensor  # int64 [N]; -1: not labelled (a surrogate set)
+    x_test: torch.Tensor  # [M, ...]
     y_test: torch.Tensor  # int64 [M]
     classes: tuple[str, ...]  # names; index = label
-    mean: tuple[float, ...]  # per channel, on the scale 0..1
-    std: tuple[float, ...]
-    max_value: int = 255
-    owners: np.ndarray | None = None  # int64 [N]: natural client of each training example (LEAF), numbered from 0
+    owners: np.ndarray | None = field(default=None, kw_only=True)
+    """int64 [N]: natural client of each training example (LEAF), numbered from 0."""
+    test_tasks: torch.Tensor | None = field(default=None, kw_only=True)
+    """int64 [M]: task of each test example, from 0, in a scenario of several."""
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def num_tasks(self) -> int:
+        """1 without a scenario."""
+        return 1 if self.test_tasks is None else int(self.test_tasks.max()) + 1
+
+    @property
+    @abstractmethod
+    def shape(self) -> Any:
+        """What a model is built for."""
+
+    @abstractmethod
+    def inputs(
+        self,
+        stored: torch.Tensor,
+        index: torch.Tensor,
+        draws: torch.Tensor | None,
+        augmentation: Augmentation | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The examples index [...] of `stored` (x_train or x_test) as a model reads them, augmented where draws are
+        given. Safe under vmap."""
+
+    def to(self, device: torch.device | str) -> Self:
+        names = ("x_train", "y_train", "x_test", "y_test", "test_tasks")
+        return replace(self, **{k: v.to(device) for k in names if (v := getattr(self, k)) is not None})
+
+
+@dataclass(frozen=True)
+class ImageData(Data):
+    """A decoded image data set; x_* are uint8 [., height, width, channels].
+
+    Pixels are integers 0..max_value in channels-last layout; normalised as (pixel / max_value - mean) / std.
+    """
+
+    mean: tuple[float, ...]  # per channel, on the scale 0..1
+    std: tuple[float, ...]
+    max_value: int = 255
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -34,6 +74,34 @@ class ImageData:
         _, height, width, channels = self.x_train.shape
         return channels, height, width
 
-    def to(self, device: torch.device | str) -> "ImageData":
-        move = {k: getattr(self, k).to(device) for k in ("x_train", "y_train", "x_test", "y_test")}
-        return replace(self, **move)
+    @cached_property
+    def normalise(self) -> Normalise:
+        return Normalise(self.mean, self.std, self.max_value)
+
+    def inputs(self, stored, index, draws, augmentation, dtype):
+        """[..., channels, height, width] of `dtype`."""
+        return load_batch(stored, index, draws, augmentation if draws is not None else None, self.normalise, dtype)
+
+
+class TextShape(NamedTuple):
+    """What a model that reads text is built for."""
+
+    length: int  # characters of an example, padding included
+    words: int  # size of the vocabulary
+    vectors: torch.Tensor | None  # [words, D] to begin with; None: the model's own initialisation
+
+
+@dataclass(frozen=True)
+class TextData(Data):
+    """Texts as numbers of a vocabulary; x_* are int32 [., length]."""
+
+    vocabulary: tuple[str, ...]
+    vectors: torch.Tensor | None = None  # float32 [V, D]: pre-trained
+
+    @property
+    def shape(self) -> TextShape:
+        return TextShape(self.x_train.shape[1], len(self.vocabulary), self.vectors)
+
+    def inputs(self, stored, index, draws, augmentation, dtype):
+        """int64 [..., length]."""
+        return stored[index].long()

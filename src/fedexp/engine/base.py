@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from fedexp import tree
 from fedexp.algorithms.base import Batch, FedAvg
-from fedexp.data.augment import Augmentation, Normalise, load_batch
-from fedexp.data.types import ImageData
+from fedexp.data.augment import Augmentation
+from fedexp.data.types import Data
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
 from fedexp.settings import LocalTraining
@@ -126,8 +126,7 @@ class Workbench:
     """Model, data and local training of a run, on its device."""
 
     net: FunctionalNetwork
-    data: ImageData
-    normalise: Normalise
+    data: Data
     augmentation: Augmentation | None
     local: LocalTraining
     dtype: torch.dtype
@@ -138,9 +137,12 @@ class Workbench:
 
     def load_train(self, index: torch.Tensor, draws: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Examples by number, index [..., B]: (x, y), augmented where draws are given."""
-        augmentation = self.augmentation if draws is not None else None
-        x = load_batch(self.data.x_train, index, draws, augmentation, self.normalise, self.dtype)
+        x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
+
+    def load_test(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Test examples by number, index [B]: (x, y)."""
+        return self.data.inputs(self.data.x_test, index, None, None, self.dtype), self.data.y_test[index]
 
     def to(self, device: torch.device) -> "Workbench":
         """The same on another device."""
@@ -168,8 +170,8 @@ class Workbench:
         for row, number in enumerate(batches):
             start = number * EVALUATION_BATCH
             index = torch.arange(start, min(start + EVALUATION_BATCH, len(labels)), device=self.device)
-            x = load_batch(self.data.x_test, index, None, None, self.normalise, self.dtype)
-            y, logits = labels[index], self.net(params, x).logits
+            x, y = self.load_test(index)
+            logits = self.net(params, x).logits
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
             # Not bincount, which on CUDA waits for the device to learn the size of its result.
             correct.index_add_(0, y, (logits.argmax(-1) == y).to(torch.int64))

@@ -21,6 +21,7 @@ class FunctionalNetwork:
     def __init__(self, module: nn.Module, precision: str):
         self.module = module.eval().requires_grad_(False)
         self.precision = precision
+        self.dtype = next(self.module.parameters()).dtype
         self.names = frozenset(self.module.state_dict())
         self._held: Params | None = None
         self._cast: Params = {}
@@ -64,7 +65,7 @@ class FunctionalNetwork:
             return call()
         with torch.autocast(x.device.type, torch.bfloat16):
             features, logits, maps = call()
-        return Output(features.to(x.dtype), logits.to(x.dtype), tuple(map.to(x.dtype) for map in maps))
+        return Output(features.to(self.dtype), logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
 
 
 class LiveNetwork(FunctionalNetwork):
@@ -75,7 +76,7 @@ class LiveNetwork(FunctionalNetwork):
     """
 
     def __init__(self, frozen: FunctionalNetwork):
-        self.frozen, self.precision, self.names = frozen, frozen.precision, frozen.names
+        self.frozen, self.precision, self.dtype, self.names = frozen, frozen.precision, frozen.dtype, frozen.names
         self.module = copy.deepcopy(frozen.module).train().requires_grad_(True)
         self._own: Params = dict(self.module.named_parameters())
         self.params: Params = self._own

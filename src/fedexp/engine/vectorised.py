@@ -13,7 +13,6 @@ from torch.func import vmap
 
 from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.data.augment import load_batch
 from fedexp.engine.base import EVALUATION_BATCH, Cohort, Engine, Gather, Trained, Workbench
 from fedexp.engine.vectorised_clients import Clients, Job
 from fedexp.engine.vectorised_convolution import UnfoldingNetwork, unfolds
@@ -115,7 +114,7 @@ def evaluate_together(job: Job, params: Params) -> torch.Tensor:
     correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=bench.device)
     for start in range(0, len(data.y_test), size):
         index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
-        x, y = load_batch(data.x_test, index, None, None, bench.normalise, bench.dtype), data.y_test[index]
+        x, y = bench.load_test(index)
         answers = vmap(lambda p, x=x: job.net(p, x).logits.argmax(-1))(params)
         correct.index_add_(1, y, (answers == y).to(torch.int64))
     return correct
