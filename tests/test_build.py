@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedexp.build import GROUPS, build, convert, find_class
+from fedexp.data.types import TextShape
 from fedexp.errors import ConfigError
 from fedexp.explain import known_keys, list_groups, list_options
 from world import CONF, composed
@@ -46,10 +47,12 @@ def test_every_option_composes_and_builds(group, option):
 
 
 @pytest.mark.parametrize("option", list_options("model", [CONF]))
-def test_every_model_runs_on_colour_images(option):
+def test_every_model_runs_on_colour_images_or_texts(option):
     model = build(composed(f"model={option}")).groups["model"]
-    network = model.build((3, 32, 32), 7)
-    output = network(torch.zeros(2, 3, 32, 32))
+    if model.reads == "images":
+        output = (network := model.build((3, 32, 32), 7))(torch.zeros(2, 3, 32, 32))
+    else:
+        output = (network := model.build(TextShape(32, 50, None), 7))(torch.zeros(2, 32, dtype=torch.int64))
     assert output.logits.shape == (2, 7)
     norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert model.mixes_examples == bool(norms)

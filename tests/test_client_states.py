@@ -113,7 +113,7 @@ def test_needs_are_what_is_exchanged(row):
     assert needs.down <= down <= needs.down + slack
     assert bool(state.clients) == bool(needs.client_state)
     assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
-    assert (experiment.public is not None) >= needs.public
+    assert (experiment.stages[0].public is not None) >= needs.public
 
 
 def test_nothing_is_sent_that_is_not_declared():
@@ -144,8 +144,10 @@ def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
     for name in ("sequential", "workers"):
         experiment = row.experiment(model=model, rounds=2)
         experiment = replace(experiment, engine=ENGINES[name])
-        if experiment.public is not None:
-            experiment = replace(experiment, public=replace(experiment.public, engine=ENGINES[name]))
+        (stage,) = experiment.stages
+        if stage.public is not None:
+            stage = replace(stage, public=replace(stage.public, engine=ENGINES[name]))
+            experiment = replace(experiment, stages=(stage,))
         start = experiment.bench.net.buffers()
         servers.append(record(experiment, tmp_path / name, resume=False).server)
         for key, value in servers[-1]["buffers"].items():

@@ -26,8 +26,7 @@ from fedexp.errors import ConfigError
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
-from fedexp.run import assemble, broadcast, describe
-from world import LOCAL, PLAIN, flat, make_experiment, play
+from world import LOCAL, PLAIN, assemble, broadcast, describe, flat, make_experiment, play
 
 
 def assert_close(actual, expected, atol=1e-12):
@@ -97,7 +96,7 @@ def test_flashback_s_label_counts(on_server):
     times = np.zeros(5, int)
     for number in range(1, 7):
         times[assemble(experiment, play(experiment, 0), number).clients] += 1
-    counts = experiment.federation.counts
+    counts = experiment.stages[0].federation.counts
     server = play(experiment, 6).server
     assert_close(server["r"], torch.from_numpy(times).double())
     assert times.max() > 2
@@ -108,11 +107,13 @@ def test_flashback_s_server_step_by_autograd():
     """E_s epochs of SGD with momentum from the average, on CE plus distillation with the pi of before the round."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
     experiment, state, trained, about = trained_round(algorithm, 3, public=0.15)
-    net, public, messages = experiment.bench.net, experiment.public, trained.messages
+    net, public, messages = experiment.bench.net, experiment.stages[0].public, trained.messages
     average = algorithm.aggregate(state.server, messages, about)["params"]
     models = [tree.row(messages["params"], i) for i in range(len(about.clients))] + [state.server["params"]]
     pi = state.server["pi"]
-    mu = torch.stack([torch.from_numpy(experiment.federation.counts[c]).double() for c in about.clients] + [pi])
+    mu = torch.stack(
+        [torch.from_numpy(experiment.stages[0].federation.counts[c]).double() for c in about.clients] + [pi]
+    )
     assert pi.sum() > 0
     w = {k: v.clone().requires_grad_() for k, v in average.items()}
     sgd = torch.optim.SGD(w.values(), about.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
@@ -145,10 +146,10 @@ def test_a_public_set_is_asked_for():
 
 def test_public_examples_belong_to_no_client():
     experiment = make_experiment(public=0.15)
-    public = set(experiment.public.numbers.tolist())
+    public = set(experiment.stages[0].public.numbers.tolist())
     assert len(public) == 6
-    assert not public & set(np.concatenate(experiment.federation.parts).tolist())
-    counts = np.bincount(experiment.federation.labels[sorted(public)], minlength=4)
+    assert not public & set(np.concatenate(experiment.stages[0].federation.parts).tolist())
+    counts = np.bincount(experiment.stages[0].federation.labels[sorted(public)], minlength=4)
     assert counts.max() - counts.min() <= 1
 
 
@@ -181,7 +182,7 @@ class Mislabelled:
 def test_feddf_distils_mean_logits_and_reads_no_label():
     algorithm = df(clip=0.0)
     experiment, state, trained, about = trained_round(algorithm, public=0.15)
-    net, public = experiment.bench.net, experiment.public
+    net, public = experiment.bench.net, experiment.stages[0].public
     average = algorithm.aggregate(state.server, trained.messages, about)["params"]
     models = [tree.row(trained.messages["params"], i) for i in range(len(about.clients))]
     w = {k: v.clone().requires_grad_() for k, v in average.items()}
@@ -215,7 +216,7 @@ def test_feddf_returns_the_best_model():
             x, _ = self.public.take(index)
             return x, experiment.bench.net(server["params"], x).logits.argmax(-1)
 
-    about = replace(about, public=AlwaysRight(experiment.public))
+    about = replace(about, public=AlwaysRight(experiment.stages[0].public))
     refined = algorithm.refine(LiveNetwork(experiment.bench.net), server, trained.messages, about)
     assert_close(refined["params"], server["params"], 0.0)
 
@@ -266,7 +267,7 @@ def test_fedka_s_anchors_by_hand(anchors, classes):
 def test_fedka_chooses_by_loss(selection):
     algorithm = ka(selection=selection, dominance=0.6)
     experiment = make_experiment(algorithm, sizes=(20, 10))
-    info, net = experiment.federation, experiment.bench.net
+    info, net = experiment.stages[0].federation, experiment.bench.net
     state = experiment.initial_state()
     cohort = assemble(experiment, state, 1)
     client, plan = cohort.clients[0], {k: torch.as_tensor(v) for k, v in cohort.plans[0].items()}

@@ -46,20 +46,20 @@ def test_distributed_without_a_launcher_says_how_to_start(monkeypatch):
     for name in TORCHRUN | SLURM:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"hardware.engine=distributed: .*torchrun --nproc-per-node=2 -m fedexp"):
-        hardware(engine="distributed").resolve(mixes_examples=False, cohort_size=4)
+        hardware(engine="distributed").resolve(vectorises=True, cohort_size=4)
 
 
 def test_several_processes_mean_the_distributed_engine(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     for engine in ("auto", "distributed"):
-        chosen = hardware(engine=engine).resolve(mixes_examples=False, cohort_size=4)
+        chosen = hardware(engine=engine).resolve(vectorises=True, cohort_size=4)
         assert (chosen.engine, chosen.inner, chosen.workers, chosen.threads) == ("distributed", "sequential", 8, 1)
     for engine in ("sequential", "workers", "vectorised"):
         with pytest.raises(ConfigError, match=f"hardware.engine={engine}: 8 processes were started"):
-            hardware(engine=engine).resolve(mixes_examples=False, cohort_size=4)
+            hardware(engine=engine).resolve(vectorises=True, cohort_size=4)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert hardware(engine="sequential").resolve(mixes_examples=False, cohort_size=4).engine == "sequential"
+    assert hardware(engine="sequential").resolve(vectorises=True, cohort_size=4).engine == "sequential"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedexp.errors import ConfigError
 from fedexp.hardware import Hardware
 from fedexp.models.cnn import CNN
 from fedexp.prepare import prepare
-from fedexp.run import assemble, play_round
+from fedexp.run import play_round
 from fedexp.settings import LocalTraining, Seeds
 from world import (
     AUGMENTATION,
@@ -37,6 +37,7 @@ from world import (
     SIZES,
     Normed,
     advance,
+    assemble,
     composed,
     flat,
     make_experiment,
@@ -266,22 +267,22 @@ def hardware(**changes):
 
 def test_hardware_refuses_what_cannot_work():
     with pytest.raises(ConfigError, match=r"hardware.engine=vectorised: .*hardware.engine=sequential"):
-        hardware(engine="vectorised").resolve(mixes_examples=True, cohort_size=1)
+        hardware(engine="vectorised").resolve(vectorises=False, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.precision=tf32: only CUDA"):
-        hardware(precision="tf32").resolve(mixes_examples=False, cohort_size=1)
+        hardware(precision="tf32").resolve(vectorises=True, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.device=cuda:99: this machine shows"):
-        hardware(device="cuda:99").resolve(mixes_examples=False, cohort_size=1)
+        hardware(device="cuda:99").resolve(vectorises=True, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.engine=vectorised"):
         make_experiment(**NORMED, engine="vectorised")
 
 
 def test_hardware_choices(monkeypatch):
-    def chosen(cohort_size=10, mixes_examples=False, **changes):
-        return hardware(**changes).resolve(mixes_examples, cohort_size)
+    def chosen(cohort_size=10, vectorises=True, **changes):
+        return hardware(**changes).resolve(vectorises, cohort_size)
 
     monkeypatch.setattr("fedexp.hardware.cores", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    several = chosen(mixes_examples=True)
+    several = chosen(vectorises=False)
     assert (several.engine, several.workers, several.threads) == ("workers", 4, 1)
     assert isinstance(several.make_engine(), Workers)
     alone = chosen(cohort_size=1)
@@ -370,7 +371,7 @@ def test_schedule_does_not_depend_on_the_cohort():
 
 def test_cohorts_are_uniform_without_replacement():
     """2 of 5 clients: each is in a cohort with probability 2/5; +-5 standard deviations over 1,000 rounds."""
-    experiment = make_experiment(participation=0.4, local=PLAIN)
+    experiment = make_experiment(participation=0.4, local=PLAIN, rounds=1000)
     state = experiment.initial_state()
     cohorts = [assemble(experiment, state, round).clients for round in range(1, 1001)]
     assert all(len(set(cohort)) == 2 and cohort == sorted(cohort) for cohort in cohorts)
@@ -392,7 +393,7 @@ def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
 @pytest.mark.parametrize("purpose", ["partition", "sampling", "training"])
 def test_each_seed_moves_only_its_own(purpose):
     base = {"partition": 0, "sampling": 0, "training": 0}
-    before, after = (make_experiment(seeds=Seeds(**base | {purpose: s}), participation=0.4) for s in (0, 1))
+    before, after = (make_experiment(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8) for s in (0, 1))
     moved = {"partition": before.partition.hash != after.partition.hash}
     a, b = ([assemble(e, e.initial_state(), round) for round in range(1, 9)] for e in (before, after))
     moved["sampling"] = [c.clients for c in a] != [c.clients for c in b]

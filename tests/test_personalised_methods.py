@@ -15,8 +15,7 @@ from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
 from fedexp.algorithms.fedrod import PERSONAL, FedRoD
 from fedexp.engine.base import ScheduledData
-from fedexp.run import assemble, broadcast
-from world import LOCAL, flat, make_experiment, play
+from world import LOCAL, assemble, broadcast, flat, make_experiment, play
 
 
 def assert_close(actual, expected, atol=1e-12):
@@ -57,7 +56,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
     ctx, data, client, _ = context(experiment, times, 3)
     assert ctx.client["rounds"] == times
     numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
-    assert len(numbers) == int(0.8 * len(experiment.federation.parts[client]))
+    assert len(numbers) == int(0.8 * len(experiment.stages[0].federation.parts[client]))
     x, y = data.take(numbers)
     features = experiment.bench.net(ctx.server["params"], x).features
     old, new, W = ctx.client["head"], heads.head(ctx.server["params"]), ctx.client["W"]
@@ -91,7 +90,7 @@ def test_fedala_s_first_search_ends_when_losses_are_steady():
 def test_fedrod_s_two_losses():
     experiment = make_experiment(FedRoD(gamma=0.5))
     ctx, data, client, _ = context(experiment, 1, -1)
-    net, counts = experiment.bench.net, experiment.federation.counts[client]
+    net, counts = experiment.bench.net, experiment.stages[0].federation.counts[client]
     params = experiment.algorithm.start(net, data, ctx)
     params = {k: v + 0.1 if k.startswith(PERSONAL) else v for k, v in params.items()}
     batch = next(data.batches())
@@ -146,7 +145,7 @@ def fomo(**changes):
 
 def test_fedfomo_trains_and_validates_on_different_examples():
     experiment = make_experiment(fomo())
-    info, algorithm = experiment.federation, experiment.algorithm
+    info, algorithm = experiment.stages[0].federation, experiment.algorithm
     for client, part in enumerate(info.parts):
         train, held = algorithm.training_part(info, client), algorithm.held_out(info, client)
         if len(part) > 1:
@@ -183,7 +182,7 @@ def test_fedfomo_tests_the_average_of_all_clients_models():
     state = play(experiment, 2)
     assert len(state.clients) < 5
     models = [state.clients[c]["params"] if c in state.clients else experiment.initial for c in range(5)]
-    sizes = [len(part) for part in experiment.federation.parts]
+    sizes = [len(part) for part in experiment.stages[0].federation.parts]
     expected = sum(n * flat(m) for n, m in zip(sizes, models, strict=True)) / sum(sizes)
     assert_close(flat(state.server["params"]), expected)
 
@@ -223,7 +222,7 @@ def statistics_by_hand(net, params, data, examples, classes):
 def test_fedpac_s_statistics_of_one_pass():
     experiment = make_experiment(pac())
     ctx, data, client, _ = context(experiment, 2, -1)
-    per_epoch = -(-len(experiment.federation.parts[client]) // LOCAL.batch_size)
+    per_epoch = -(-len(experiment.stages[0].federation.parts[client]) // LOCAL.batch_size)
     assert data.steps == 3 * per_epoch  # one for the classifier, E = 2 for the body
     expected = statistics_by_hand(experiment.bench.net, ctx.server["params"], data, per_epoch, 4)
     assert_close([ctx.begin[k] for k in ("count", "mean", "square")], list(expected))

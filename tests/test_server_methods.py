@@ -16,8 +16,19 @@ from fedexp.algorithms.feddyn import FedDyn, clipped
 from fedexp.algorithms.fednova import FedNova, effective_steps
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.engine.base import ScheduledData
-from fedexp.run import assemble, broadcast, describe
-from world import LOCAL, PLAIN, SoftmaxRegression, advance, flat, make_experiment, play, play_round
+from world import (
+    LOCAL,
+    PLAIN,
+    SoftmaxRegression,
+    advance,
+    assemble,
+    broadcast,
+    describe,
+    flat,
+    make_experiment,
+    play,
+    play_round,
+)
 
 EQUAL = (8, 8, 8, 8)
 
@@ -48,7 +59,7 @@ def test_fedavgm_is_momentum_on_the_server():
         w = flat(state.server["params"])
         cohort, lr = assemble(experiment, state, number), LOCAL.lr_at(number)
         trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
-        sizes = [len(experiment.federation.parts[c]) for c in cohort.clients]
+        sizes = [len(experiment.stages[0].federation.parts[c]) for c in cohort.clients]
         models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
         mean = sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes)
         v = 0.6 * v + (w - mean)
@@ -95,7 +106,7 @@ def test_fednova_by_the_paper_s_formula():
 def test_fednova_mean_direction():
     """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, and what clients keep is their d_k."""
     experiment, state, cohort, trained, about = one_round(FedNova(variant="ccvr"))
-    sizes = np.array([len(part) for part in experiment.federation.parts])
+    sizes = np.array([len(part) for part in experiment.stages[0].federation.parts])
     share = torch.from_numpy(sizes[cohort.clients] / sizes.sum())
     expected = (1 - share.sum()) * flat(state.server["d"])
     expected = expected + sum(s * flat(kept["d"]) for s, kept in zip(share, trained.states, strict=True))
@@ -133,7 +144,7 @@ CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=0.3)
 
 def optimum(experiment, weights):
     """Gradient descent on the weighted mean of the clients' objectives."""
-    bench, parts = experiment.bench, experiment.federation.parts
+    bench, parts = experiment.bench, experiment.stages[0].federation.parts
     shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     params = experiment.initial
     batches = [bench.load_train(torch.from_numpy(part), None) for part in parts]
@@ -222,8 +233,8 @@ def test_feddyn_is_the_paper_s_form():
 
 def test_feddyn_alpha_of_each_client():
     experiment = make_experiment(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
-    for client, part in enumerate(experiment.federation.parts):
-        plan = experiment.algorithm.plan(experiment.federation, client, np.random.default_rng(0))
+    for client, part in enumerate(experiment.stages[0].federation.parts):
+        plan = experiment.algorithm.plan(experiment.stages[0].federation, client, np.random.default_rng(0))
         assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 33))  # n_k K / n, with n = 1 + 3 + 7 + 12 + 10
 
 

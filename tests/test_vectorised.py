@@ -24,9 +24,8 @@ from fedexp.engine.vectorised_convolution import UnfoldingNetwork, convolve
 from fedexp.engine.vectorised_graphs import Graphs, rounded
 from fedexp.errors import ConfigError
 from fedexp.models.cnn import CNN
-from fedexp.run import assemble
 from test_algorithms import EveryHook, SignDescent, train
-from world import LOCAL, advance, make_experiment, play, play_round
+from world import LOCAL, advance, assemble, make_experiment, play, play_round
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))  # the second convolution needs the gradient of its input

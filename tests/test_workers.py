@@ -17,8 +17,7 @@ from fedexp.engine.channel import Channel, Parcel
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised import Vectorised
 from fedexp.engine.workers import WorkerDied, Workers
-from fedexp.run import assemble
-from world import PROCESS, make_experiment
+from world import PROCESS, assemble, make_experiment
 
 
 def pair():

@@ -13,11 +13,16 @@ import numpy as np
 import torch
 from torch import nn
 
+import fedexp.run as rounds
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.contract import ServerRound
 from fedexp.build import Built
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
+from fedexp.data.surrogate import Surrogate
+from fedexp.data.tasks import OneTask, Scenario
+from fedexp.engine.base import Cohort, Trained
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import Vectorised
 from fedexp.engine.workers import Workers
@@ -28,10 +33,10 @@ from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.prepare import prepare
 from fedexp.record import RoundResult
-from fedexp.run import play_round
+from fedexp.run import play_round, sample
 from fedexp.settings import LocalTraining, Public, Seeds, Settings
 from fedexp.trackers.base import NoTracker
-from fedexp.tree import Params
+from fedexp.tree import Params, Tree
 
 CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "convolution": "auto", "cuda_graphs": True}
@@ -66,6 +71,9 @@ SETTINGS = Settings(
 )
 
 
+SURROGATE = Surrogate(dataset=None, options={}, fraction=0.0, shards=1, server_shards=1, total_shards=None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Noise(Dataset):
     """40 training and 20 test images of 6 x 6 grey pixels in 4 classes, random."""
@@ -93,6 +101,8 @@ class Normed:
     """A model whose batch norm keeps running statistics, as torchvision's ResNets do."""
 
     mixes_examples: ClassVar[bool] = True
+    vectorises: ClassVar[bool] = False
+    reads: ClassVar[str] = "images"
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         return NormedModule(shape[0], num_classes)
@@ -114,6 +124,8 @@ class SoftmaxRegression:
     """A convex model: one linear layer on the pixels."""
 
     mixes_examples: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = True
+    reads: ClassVar[str] = "images"
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         return SoftmaxRegressionModule(shape, num_classes)
@@ -137,13 +149,17 @@ def make_experiment(
     engine: str = "sequential",
     seeds: Seeds | None = None,
     public: float = 0.0,
+    scenario: Scenario | None = None,
+    surrogate: float = 0.0,
     **settings: Any,
 ) -> Experiment:
     """The small federation; `settings` are changes of SETTINGS."""
     data = {"name": "noise", "data_dir": "unused", "mean": (0.4,), "std": (0.3,), "augmentation": AUGMENTATION}
+    changed = replace(SETTINGS, num_clients=len(sizes), **settings)
     threads = torch.get_num_threads()  # as it is: tests must not change the process that they share
     groups = {
         "dataset": Noise(**data),
+        "scenario": scenario or OneTask(rounds_per_task=changed.rounds),
         "partition": Ragged(sizes=sizes),
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
@@ -151,10 +167,24 @@ def make_experiment(
         "hardware": Hardware(**HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}),
         "tracker": NoTracker(),
     }
-    changed = replace(SETTINGS, num_clients=len(sizes), **settings)
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
-    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), groups)
+    unlabelled = replace(SURROGATE, fraction=surrogate)
+    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), unlabelled, groups)
     return prepare(built).experiment
+
+
+def assemble(experiment: Experiment, state: State, number: int) -> Cohort:
+    """The cohort of a round of one exchange."""
+    clients = sample(experiment, number)
+    return rounds.assemble(experiment, experiment.algorithm, state.server, state.clients, number, clients)
+
+
+def broadcast(experiment: Experiment, state: State) -> Tree:
+    return rounds.broadcast(experiment.algorithm, state.server)
+
+
+def describe(experiment: Experiment, state: State, cohort: Cohort, trained: Trained) -> ServerRound:
+    return rounds.describe(experiment, state.server, cohort, trained)
 
 
 def advance(state: State, result: RoundResult) -> None:

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedexp.data.surrogate import Surrogate
 from fedexp.errors import ConfigError, collecting, nearest
+from fedexp.named import with_named_datasets
 from fedexp.settings import LocalTraining, Public, Seeds, Settings
 
 T = TypeVar("T")
 
-GROUPS = ("dataset", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
+GROUPS = ("dataset", "scenario", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -29,6 +31,7 @@ class Built:
     seeds: Seeds
     local: LocalTraining
     public: Public
+    surrogate: Surrogate
     groups: Mapping[str, Any]  # group -> object
 
 
@@ -40,6 +43,7 @@ def build(config: DictConfig) -> Built:
         "seeds": (Seeds, "seeds."),
         "local": (LocalTraining, "local."),
         "public": (Public, "public."),
+        "surrogate": (Surrogate, "surrogate."),
     }
     made: dict[str, Any] = {}
     for name, (schema, prefix) in parts.items():
@@ -61,8 +65,9 @@ def partition_keys(values: Mapping[str, Any]) -> set[str]:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain containers with all interpolations resolved."""
+    """The configuration as plain containers with all interpolations resolved, and data sets in place of their names."""
     try:
+        config = with_named_datasets(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
@@ -123,6 +128,8 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     """A value as the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no integer)."""
     if isinstance(value, dict) and "_target_" in value:
         return make_target(value, key)
+    if isinstance(value, list) and any(isinstance(item, dict) and "_target_" in item for item in value):
+        return [make_target(item, f"{key}[{i}]") for i, item in enumerate(value)]
     if dataclasses.is_dataclass(annotation):
         raise ConfigError(f"{key}={value}: must be a node with _target_")
     if annotation is Any:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedexp import files
@@ -22,25 +23,61 @@ CHECKPOINT_FORMAT = 2
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What belongs to one task; without a scenario there is one, for the whole run."""
+
+    partition: Partition
+    federation: Federation
+    public: PublicData | None
+    surrogate: PublicData | None  # the server's unlabelled examples
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything that a run is made of, checked and loaded."""
 
     settings: Settings
     seeds: Seeds
     algorithm: FedAvg
-    partition: Partition
-    federation: Federation
+    stages: tuple[Stage, ...]  # one for each task
+    rounds_per_task: int
     bench: Workbench
     engine: Engine
     metrics: Metrics
     initial: Params  # the initial global model, with what the algorithm trains beside it
-    public: PublicData | None
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
+
+    @property
+    def rounds(self) -> int:
+        """Of all tasks."""
+        return self.rounds_per_task * len(self.stages)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether this is a scenario of tasks, if only of one."""
+        return self.bench.data.test_tasks is not None
+
+    def stage_of(self, round: int) -> Stage:
+        """The task that is trained in round 1, 2, ...; what comes after the last round would go on with the last task."""
+        return self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
+
+    def within_task(self, round: int) -> int:
+        """The round counted from the beginning of its task: 1, 2, ..."""
+        return (round - 1) % self.rounds_per_task + 1
+
+    def ends_task(self, round: int) -> bool:
+        return round % self.rounds_per_task == 0
+
+    def lr_at(self, round: int) -> float:
+        """Its decay begins anew with every task."""
+        return self.bench.local.lr_at(self.within_task(round))
 
     def initial_state(self) -> "State":
         model = self.bench.net.own(self.initial)
-        server = self.algorithm.server_init(model, self.federation)
-        return State(server | {"buffers": self.bench.net.buffers()}, History(counts=self.partition.counts))
+        server = self.algorithm.server_init(model, self.stages[0].federation)
+        counts = [stage.partition.counts for stage in self.stages]
+        history = History(np.stack(counts), self.rounds_per_task) if len(counts) > 1 else History(counts[0])
+        return State(server | {"buffers": self.bench.net.buffers()}, history)
 
 
 @dataclass
@@ -52,6 +89,7 @@ class State:
     round: int = 0
     clients: ClientStates = field(default_factory=ClientStates)  # of those that keep something and took part
     accuracy: list[tuple[int, float]] = field(default_factory=list)  # (round, test accuracy) of evaluated rounds
+    tasks: list[tuple[int, list[float]]] = field(default_factory=list)  # (round, test accuracy on each task)
     examples: int = 0  # trained on by clients so far
     train_seconds: float = 0.0
     seconds: float = 0.0
@@ -67,6 +105,7 @@ class State:
             "server": self.server,
             "clients": versions,
             "accuracy": self.accuracy,
+            "tasks": self.tasks,
             "history": self.history.to_tree(),
         }
 

@@ -13,7 +13,7 @@ import torch
 from fedexp.errors import ConfigError
 from fedexp.tree import Tree
 
-ROUNDS, CLASSES, CLIENTS = "rounds.csv", "class_accuracy.csv", "clients.csv"
+ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
 CONFIG, SUMMARY, PARTITION, LOCAL = "config.yaml", "summary.json", "partition.npz", "local_class_accuracy.npz"
 CHECKPOINT, CLIENT_STATES, ERROR = "checkpoint/latest.pt", "checkpoint/clients", "error.txt"
 
@@ -101,12 +101,12 @@ def _cell(value: Any) -> Any:
 
 
 class RunFiles:
-    """The three growing files of a run; `lengths` goes into the checkpoint so that resume can cut later rows off."""
+    """The growing files of a run; `lengths` goes into the checkpoint so that resume can cut later rows off."""
 
-    def __init__(self, directory: Path, lengths: Mapping[str, int] | None = None):
+    def __init__(self, directory: Path, names: Iterable[str], lengths: Mapping[str, int] | None = None):
         self.directory = directory
         kept = lengths or {}
-        self._files = {name: CsvFile(directory / name, kept.get(name)) for name in (ROUNDS, CLASSES, CLIENTS)}
+        self._files = {name: CsvFile(directory / name, kept.get(name)) for name in names}
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._files[name].append(rows)

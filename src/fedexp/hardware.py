@@ -47,20 +47,21 @@ class Hardware:
         require(only, "hardware.workers", self.workers, f"null with hardware.engine={self.engine}")
         require(self.chunk is None or self.chunk >= 1, "hardware.chunk", self.chunk, "at least 1, or null")
 
-    def resolve(self, mixes_examples: bool, cohort_size: int) -> "Resolved":
-        """mixes_examples: the model's batch norm makes one example's output depend on the others of its batch."""
+    def resolve(self, vectorises: bool, cohort_size: int) -> "Resolved":
+        """vectorises: the model treats each example alone, in training as in evaluation (no batch norm, no dropout)."""
         device, why = self._device()
         count, ranks, engine = self._workers(device, cohort_size), self._ranks(), self.engine
         if ranks > 1 or engine == "distributed":
             engine, count = "distributed", ranks
         elif engine == "auto" and device.type == "cuda":
-            engine = "sequential" if mixes_examples else "vectorised"
+            engine = "vectorised" if vectorises else "sequential"
         elif engine == "auto":
             engine = "workers" if count > 1 or self.workers else "sequential"
-        if engine == "vectorised" and mixes_examples:
+        if engine == "vectorised" and not vectorises:
             raise ConfigError(
-                "hardware.engine=vectorised: pads short batches, which batch normalisation would see; "
-                "use hardware.engine=sequential with this model, or a model without batch norm (model=cnn)"
+                "hardware.engine=vectorised: pads short batches, which batch normalisation would see, and knows no "
+                "dropout; use hardware.engine=sequential with this model, or one without either (model=cnn, or "
+                "model.dropout=0)"
             )
         if self.precision == "tf32" and device.type != "cuda":
             raise ConfigError("hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU")
@@ -70,7 +71,7 @@ class Hardware:
             count = 1
         # One thread, so that the number of cores does not change how sums are rounded.
         threads = self.threads or (1 if engine in ("workers", "distributed") else default_threads())
-        inner = "vectorised" if device.type == "cuda" and not mixes_examples else "sequential"
+        inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
         single = Vectorised(self.chunk, self.convolution, self.cuda_graphs)
         return Resolved(device, engine, self.precision, threads, count, single, inner, why)
 

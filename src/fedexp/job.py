@@ -5,7 +5,7 @@ import logging
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from fedexp import files, tree
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
-from fedexp.experiment import Experiment, State
+from fedexp.experiment import Experiment, Stage, State
 from fedexp.figures import make_figures
 from fedexp.hardware import Resolved
+from fedexp.metrics.history import task_partition
 from fedexp.prepare import prepare
 from fedexp.record import Recorder
 from fedexp.run import run
@@ -98,9 +99,10 @@ def execute(job: Job) -> dict[str, Any]:
 
 def place_states(experiment: Experiment, state: State) -> None:
     """Decides where client states are kept, and says how much they are."""
-    example = experiment.algorithm.client_init(experiment.initial, experiment.federation)
+    federation = experiment.stages[0].federation
+    example = experiment.algorithm.client_init(experiment.initial, federation)
     if each := tree.num_bytes(example):
-        home, resident, sentence = choose_place(each, experiment.federation.num_clients, experiment.bench.device)
+        home, resident, sentence = choose_place(each, federation.num_clients, experiment.bench.device)
         state.clients.place(home, resident)
         log.info("%s", sentence)
 
@@ -126,7 +128,8 @@ def conduct(
         run(experiment, state, recorder)
         summary = {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(hardware)
         pictures = write_results(job.directory, state, summary, built.settings.figures)
-        tables = {"class_accuracy": pd.read_csv(job.directory / files.CLASSES)}
+        paths = (job.directory / name for name in (files.CLASSES, files.TASKS))
+        tables = {path.stem: pd.read_csv(path) for path in paths if path.exists()}
         for watching in trackers:
             watching.finish(summary, pictures, tables)
         result_table(summary, result_files(job.directory, pictures))
@@ -172,12 +175,18 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_partition(directory: Path, experiment: Experiment) -> None:
-    """The data must still give the partition that the run began with."""
+    """The data must still give the partitions that the run began with."""
     from fedexp.data.partition import Partition
 
-    saved = Partition.load(directory / files.PARTITION)
-    if saved.hash != experiment.partition.hash:
-        raise ConfigError(f"resume={directory}: the data now give another partition than this run began with")
+    for name, stage in partition_files(experiment).items():
+        if Partition.load(directory / name).hash != stage.partition.hash:
+            raise ConfigError(f"resume={directory}: the data now give another partition than this run began with")
+
+
+def partition_files(experiment: Experiment) -> dict[str, Stage]:
+    """File name -> the task whose partition it holds."""
+    names = [files.PARTITION, *(task_partition(number) for number in range(2, len(experiment.stages) + 1))]
+    return dict(zip(names, experiment.stages, strict=True))
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -211,8 +220,12 @@ def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment)
     files.write_atomically(job.directory / files.CONFIG, text)
     overrides = yaml.safe_dump(list(job.overrides), allow_unicode=True).encode()
     files.write_atomically(job.directory / ".hydra" / "overrides.yaml", overrides)
-    experiment.partition.save(job.directory / files.PARTITION, experiment.bench.data.classes)
-    log.info("partition %s: %s", experiment.partition.hash[:12], experiment.partition.info)
+    for name, stage in partition_files(experiment).items():
+        partition = stage.partition
+        if len(experiment.stages) > 1:
+            partition = replace(partition, info=partition.info | {"rounds_per_task": experiment.rounds_per_task})
+        partition.save(job.directory / name, experiment.bench.data.classes)
+        log.info("partition %s: %s", partition.hash[:12], partition.info)
 
 
 def run_info(job: Job, built: Built, container: dict[str, Any], experiment: Experiment, state: State) -> RunInfo:
@@ -225,7 +238,7 @@ def run_info(job: Job, built: Built, container: dict[str, Any], experiment: Expe
         group=job.sweep,
         job_type=choices["algorithm"],
         tags=(choices["dataset"], choices["partition"], choices["algorithm"], choices["model"]),
-        total_rounds=built.settings.rounds,
+        total_rounds=experiment.rounds,
         first_round=state.round,
         classes=experiment.bench.data.classes,
         wandb_id=state.wandb_id,
@@ -237,6 +250,7 @@ def identity(job: Job, built: Built) -> dict[str, Any]:
     return {
         "algorithm": job.choices["algorithm"],
         "dataset": job.choices["dataset"],
+        "scenario": job.choices["scenario"],
         "partition": job.choices["partition"],
         "model": job.choices["model"],
         "seed": built.settings.seed,
@@ -300,5 +314,14 @@ def finished_summary(directory: Path) -> dict[str, Any] | None:
 
 
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
-    names = (files.SUMMARY, files.ROUNDS, files.CLASSES, files.CLIENTS, files.LOCAL, files.PARTITION, files.CONFIG)
+    names = (
+        files.SUMMARY,
+        files.ROUNDS,
+        files.CLASSES,
+        files.TASKS,
+        files.CLIENTS,
+        files.LOCAL,
+        files.PARTITION,
+        files.CONFIG,
+    )
     return [directory / name for name in names if (directory / name).exists()] + list(pictures)

@@ -1,19 +1,22 @@
 """From a checked configuration to an experiment: loads the data, partitions it, makes model and engine."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from fedexp.algorithms.contract import Federation
 from fedexp.build import Built
-from fedexp.data.partition import Partition, make_partition
+from fedexp.data.partition import IID, Partition, make_partition
 from fedexp.data.public import PublicSet, one_of_each
-from fedexp.data.types import Data
-from fedexp.engine.base import Workbench
+from fedexp.data.surrogate import Shards
+from fedexp.data.types import Data, Task
+from fedexp.engine.base import Engine, Workbench
 from fedexp.engine.network import FunctionalNetwork, seeded_torch
-from fedexp.errors import ConfigError
-from fedexp.experiment import Experiment
+from fedexp.errors import ConfigError, require_choice
+from fedexp.experiment import Experiment, Stage
 from fedexp.hardware import Resolved
 from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
 from fedexp.models.cnn import CNNModule
@@ -30,45 +33,55 @@ class Prepared:
 
 def prepare(built: Built) -> Prepared:
     """Loads and assembles everything; raises ConfigError where data and settings do not fit together."""
+    built = in_one_place(built)
     settings, groups = built.settings, built.groups
-    model = groups["model"]
+    model, algorithm = groups["model"], groups["algorithm"]
     metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), groups["forgetting_metric"]))
     check(built, metrics)
-    hardware = groups["hardware"].resolve(model.mixes_examples, settings.cohort_size)
+    hardware = groups["hardware"].resolve(model.vectorises, settings.cohort_size)
     if settings.profile:
         hardware = hardware.in_one_process()
     hardware.apply()
-    data = groups["dataset"].load()
-    augmentation = groups["dataset"].augmentation
-    partition, federation = divide(built, data)
+    data, divided = divide(built)
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
         layout = weight_layout(module, hardware)
-        module = groups["algorithm"].adapt(module, data.num_classes)
+        module = algorithm.adapt(module, divided[0].federation)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=layout)  # type: ignore[call-overload]
     initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    heads = algorithm.heads(divided[0].federation.tasks)
     bench = Workbench(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
-        augmentation=augmentation if settings.augment and augmentation.active else None,
+        augmentation=augmentation_of(groups["dataset"], settings.augment),
         local=built.local,
         dtype=hardware.dtype,
+        heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
     )
     engine = hardware.make_engine()
     experiment = Experiment(
         settings=settings,
         seeds=built.seeds,
-        algorithm=groups["algorithm"],
-        partition=partition,
-        federation=federation,
+        algorithm=algorithm,
+        stages=tuple(part.stage(bench, engine) for part in divided),
+        rounds_per_task=groups["scenario"].rounds_per_task,
         bench=bench,
         engine=engine,
         metrics=metrics,
-        initial=groups["algorithm"].server_init(initial, federation)["params"],
-        public=PublicSet(bench, torch.from_numpy(partition.public), engine) if len(partition.public) else None,
+        initial=algorithm.server_init(initial, divided[0].federation)["params"],
         mixes_examples=model.mixes_examples,
     )
     return Prepared(experiment, hardware)
+
+
+def in_one_place(built: Built) -> Built:
+    """With `algorithm.paradigm=centralized`: one client, which holds all training data."""
+    if built.groups["algorithm"].paradigm != "centralized":
+        return built
+    log.info("algorithm.paradigm=centralized: one client holds all training data; partition and participation are idle")
+    settings = replace(built.settings, num_clients=1, participation=1.0)
+    surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
+    return replace(built, settings=settings, surrogate=surrogate, groups={**built.groups, "partition": IID()})
 
 
 def check(built: Built, metrics: Metrics) -> None:
@@ -84,6 +97,7 @@ def check(built: Built, metrics: Metrics) -> None:
             f"local.optimizer={built.local.optimizer}: {type(algorithm).__name__} is defined for "
             f"{' and '.join(algorithm.optimizers)}"
         )
+    check_task(built)
     if algorithm.needs.public and not built.public.fraction:
         raise ConfigError(
             f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
@@ -91,18 +105,96 @@ def check(built: Built, metrics: Metrics) -> None:
         )
 
 
-def divide(built: Built, data: Data) -> tuple[Partition, Federation]:
-    """Who holds which training examples: the server first, then the clients."""
-    labels, seed = data.y_train.numpy(), built.seeds.partition
-    public = built.public.split(labels, data.num_classes, stream(seed, "public"))
+def check_task(built: Built) -> None:
+    """What does not fit together of data set, model, scenario and algorithm."""
+    groups = built.groups
+    algorithm, model, dataset, scenario = (groups[k] for k in ("algorithm", "model", "dataset", "scenario"))
+    name = type(algorithm).__name__
+    require_choice("algorithm.paradigm", algorithm.paradigm, ("federated", "centralized"))
+    if scenario.name not in algorithm.scenarios:
+        allowed = " or ".join(f"scenario={each}" for each in algorithm.scenarios)
+        raise ConfigError(f"scenario={scenario.name}: {name} is defined for {allowed}")
+    if dataset.kind != model.reads:
+        raise ConfigError(
+            f"dataset={dataset.name} has {dataset.kind}, and the model {type(model).__name__} reads {model.reads}; "
+            f"{'model=textcnn reads text' if dataset.kind == 'text' else 'model=cnn reads images'}"
+        )
+    if dataset.kind not in algorithm.inputs:
+        raise ConfigError(f"dataset={dataset.name} has {dataset.kind}: {name} is defined for {algorithm.inputs[0]}")
+    if algorithm.needs.surrogate and not built.surrogate.given:
+        raise ConfigError(
+            f"{name} needs unlabelled examples: surrogate.dataset=<data set>, such as caltech256 or weibo, or "
+            "surrogate.fraction=0.1, which withholds a part of the training data (neither is set now)"
+        )
+    if scenario.name != "none" and groups["partition"].numbers_all:
+        raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
+
+
+@dataclass(frozen=True)
+class Division:
+    """One task: who holds which examples."""
+
+    partition: Partition
+    federation: Federation
+    server_unlabelled: np.ndarray  # numbers of the surrogate examples that the server holds
+
+    def stage(self, bench: Workbench, engine: Engine) -> Stage:
+        public, unlabelled = (
+            PublicSet(bench, torch.from_numpy(numbers), engine) if len(numbers) else None
+            for numbers in (self.partition.public, self.server_unlabelled)
+        )
+        return Stage(self.partition, self.federation, public, unlabelled)
+
+
+def divide(built: Built) -> tuple[Data, list[Division]]:
+    """Loads the data; decides who holds which training examples: the server first, then the clients."""
+    seed, groups = built.seeds.partition, built.groups
+    stream_ = groups["scenario"].stream(groups["dataset"], stream(seed, "tasks"))
+    data, tasks, unlabelled = built.surrogate.attach(stream_.data, stream_.tasks, stream(seed, "surrogate split"))
+    shards = Shards((), unlabelled)
+    if len(unlabelled):
+        shards = built.surrogate.deal(unlabelled, built.settings.num_clients, stream(seed, "surrogate"))
+    parts = []
+    for number, task in enumerate(tasks):
+        # The first task's streams are those of a run without tasks.
+        partition = partition_of(built, data, task, (number,) if number else ())
+        labels = data.y_train.numpy()
+        own = np.full_like(labels, -1)
+        own[task.train] = labels[task.train]
+        federation = Federation(
+            parts=partition.parts,
+            counts=partition.counts,
+            labels=labels,
+            shared=one_of_each(own, data.num_classes, stream(seed, "shared", *((number,) if number else ()))),
+            weighting=built.settings.weighting,
+            task=number,
+            tasks=tuple(each.classes for each in tasks),
+            surrogate=shards.clients,
+            unlabelled=unlabelled,
+        )
+        parts.append(Division(partition, federation, shards.server if len(unlabelled) else unlabelled))
+    return data, parts
+
+
+def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
+    """Who holds which examples of a task. The partitioner sees its examples alone, and its classes numbered anew."""
+    seed, settings = built.seeds.partition, built.settings
+    labels = np.searchsorted(task.classes, data.y_train.numpy()[task.train])
+    public = built.public.split(labels, len(task.classes), stream(seed, "public", *key))
     if built.public.fraction and not len(public):
         raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
+    owners = None if data.owners is None else data.owners[task.train]
     partition = make_partition(
-        built.groups["partition"], labels, data.num_classes, built.settings.num_clients,
-        stream(seed, "partition"), data.owners, public,
+        built.groups["partition"], labels, len(task.classes), settings.num_clients,
+        stream(seed, "partition", *key), owners, public,
     )  # fmt: skip
-    shared = one_of_each(labels, data.num_classes, stream(seed, "shared"))
-    return partition, Federation(partition.parts, partition.counts, labels, shared, built.settings.weighting)
+    return partition.among(task.train, data.y_train.numpy(), data.num_classes)
+
+
+def augmentation_of(dataset: Any, wanted: bool) -> Any:
+    """What is drawn for every training example; None where there is nothing to draw."""
+    augmentation = dataset.augmentation
+    return augmentation if augmentation.active and (wanted or dataset.kind == "text") else None
 
 
 def weight_layout(module: torch.nn.Module, hardware: Resolved) -> torch.memory_format:

@@ -19,6 +19,7 @@ from fedexp.engine.base import Cohort, Evaluation
 from fedexp.experiment import Experiment, State
 from fedexp.metrics.accuracy import class_accuracy
 from fedexp.metrics.targets import rounds_to_target
+from fedexp.metrics.tasks import TASK_COLUMNS, TaskHistory
 from fedexp.trackers.base import RoundRecord, Tracker
 from fedexp.tree import Tree
 
@@ -46,6 +47,7 @@ class RoundResult:
     lr: float
     evaluation: Evaluation | None  # None: not evaluated in this round
     local_class_correct: torch.Tensor | None  # int64 [|S|, C]
+    examples: int  # trained on
     bytes_up: int
     bytes_down: int
     seconds: dict[str, float]  # phase -> wall time
@@ -59,10 +61,13 @@ class Recorder:
     ):
         """lengths: of the files at the checkpoint that the run resumes from; None for a new run."""
         self.directory, self.experiment, self.trackers = directory, experiment, trackers
-        self.files = files.RunFiles(directory, lengths)
+        names = (files.ROUNDS, files.CLASSES, files.CLIENTS, *((files.TASKS,) if experiment.has_tasks else ()))
+        self.files = files.RunFiles(directory, names, lengths)
         data = experiment.bench.data
         self.writing_seconds = 0.0  # since the last row
         self.totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+        tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
+        self.task_totals = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
 
     def record_initial(self, state: State, evaluation: Evaluation) -> None:
         """Round 0: the initial model."""
@@ -77,8 +82,7 @@ class Recorder:
             state.server, state.round = result.server, result.round
             kept = zip(result.cohort.clients, result.client_states, strict=True)
             state.clients.update({client: kept_state for client, kept_state in kept if kept_state})
-            examples = sum(schedule.examples for schedule in result.cohort.schedules)
-            state.examples += examples
+            state.examples += result.examples
             phases = result.seconds | {"writing": self.writing_seconds}
             start, seconds = time.perf_counter(), sum(phases.values())
             state.train_seconds += phases["train"]
@@ -94,7 +98,7 @@ class Recorder:
                 "lr": result.lr,
                 "bytes_up": result.bytes_up,
                 "bytes_down": result.bytes_down,
-                "train_samples_per_second": examples / phases["train"],
+                "train_samples_per_second": result.examples / phases["train"],
                 **{f"{phase}_seconds": phases[phase] for phase in PHASES},
                 "seconds": seconds,
             }
@@ -117,13 +121,23 @@ class Recorder:
         if not math.isfinite(result.train_loss) or not tree.is_finite(result.server["params"]):
             log.warning("round %d: the training loss or the model is not finite; the run has diverged", result.round)
             state.status = "diverged"
-        elif result.round == self.experiment.settings.rounds:
+        elif result.round == self.experiment.rounds:
             state.status = "completed"
 
     def _add_evaluation(self, state: State, number: int, evaluation: Evaluation) -> None:
         correct = evaluation.class_correct.cpu().numpy()
         state.history.add(number, class_accuracy(correct, self.totals))
         state.accuracy.append((number, float(correct.sum() / self.totals.sum())))
+        if self.experiment.has_tasks:
+            right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals)
+            state.tasks.append((number, right.tolist()))
+
+    def learned(self, number: int) -> int:
+        """How many tasks have been begun when round `number` is over; 0 before the first round."""
+        return -(-number // self.experiment.rounds_per_task)
+
+    def task_history(self, state: State) -> TaskHistory:
+        return TaskHistory.of(state.tasks, self.experiment.rounds_per_task)
 
     def _write_round(
         self, state: State, number: int, evaluation: Evaluation | None, values: Mapping[str, float | int]
@@ -131,6 +145,8 @@ class Recorder:
         """One row of rounds.csv; cells are empty where a value is undefined."""
         row: dict[str, Any] = {"round": number, "test_accuracy": None, "test_loss": None}
         row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
+        if self.experiment.has_tasks:
+            row |= self._write_tasks(state, number, evaluation)
         per_class = None
         forgetting: dict[str, Any] = dict(self.experiment.metrics.round_values(state.history))
         if evaluation is None:
@@ -148,12 +164,26 @@ class Recorder:
         for tracker in self.trackers:
             tracker.log_round(record)
 
+    def _write_tasks(self, state: State, number: int, evaluation: Evaluation | None) -> dict[str, Any]:
+        """Rows of tasks.csv; the columns of rounds.csv that stand for them."""
+        task = self.learned(number)
+        if evaluation is None:
+            return {"task": task} | dict.fromkeys(TASK_COLUMNS)
+        rows = enumerate(state.tasks[-1][1], 1)
+        self.files.append(
+            files.TASKS, ({"round": number, "task": task, "evaluated_task": s, "accuracy": a} for s, a in rows)
+        )
+        return {"task": task} | self.task_history(state).values()
+
     def _write_clients(self, state: State, result: RoundResult) -> None:
         local = self.experiment.metrics.client_values(state.history) if result.local_class_correct is not None else {}
+        parts = self.experiment.stage_of(result.round).federation.parts
         rows = []
         for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
             row: dict[str, Any] = {"round": result.round, "client": client}
-            row |= {"examples": len(self.experiment.federation.parts[client]), "steps": schedule.steps}
+            if self.experiment.has_tasks:
+                row["role"] = type(result.cohort.roles[i]).__name__.lower()
+            row |= {"examples": len(parts[client]), "steps": schedule.steps}
             row |= {"train_loss": result.losses[i]} | {name: float(values[i]) for name, values in local.items()}
             rows.append(row)
         self.files.append(files.CLIENTS, rows)
@@ -168,6 +198,7 @@ class Recorder:
             "accuracy": accuracy[-1],
             "best_accuracy": max(values, default=accuracy[-1]),
             **{k: plain(v) for k, v in self.experiment.metrics.summary(state.history).items()},
+            **(self.task_history(state).summary() if self.experiment.has_tasks else {}),
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
             "rounds": state.round,
             "seconds": state.seconds,

@@ -30,7 +30,8 @@ class LocalTraining:
         require(0 <= self.weight_decay < math.inf, "local.weight_decay", self.weight_decay, "finite and at least 0")
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of round 1, 2, ...: lr * lr_decay^(round - 1), constant within a round (FedNTD B.3)."""
+        """The learning rate of round 1, 2, ... (of a task): lr * lr_decay^(round - 1), constant within a round (FedNTD
+        B.3)."""
         return self.lr * self.lr_decay ** (round - 1)
 
 

@@ -39,6 +39,11 @@ def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
     return tree_map(mean, stacked)
 
 
+def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
+    """Running statistics [C, ...] are averaged like parameters; integer buffers (batch counts) take the largest."""
+    return {k: weighted_mean(v, weights) if v.is_floating_point() else v.amax(0) for k, v in stacked.items()}
+
+
 def squared_distance(a: Params, b: Params) -> torch.Tensor:
     """||a - b||_2^2 over all entries of two trees of parameters; a scalar."""
     return torch.stack([((a[k] - b[k]) ** 2).sum() for k in a]).sum()

@@ -8,7 +8,7 @@ Client-side hooks (begin .. finish) are pure and safe under torch.func.vmap: no 
 by boolean masks, no in-place writes to trees that they were given.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -64,14 +64,24 @@ class FedAvg:
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
     optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # with which local training makes sense
+    scenarios: ClassVar[tuple[str, ...]] = ("none", "class_incremental", "domain_incremental")  # that it is defined for
+    inputs: ClassVar[tuple[str, ...]] = ("images", "text")
+    trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics
+
+    paradigm: str = "federated"  # or centralized: one client holds all training data
 
     @property
     def needs(self) -> Needs:
         return Needs()
 
-    def adapt(self, module: nn.Module, num_classes: int) -> nn.Module:
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         """The model as this algorithm trains and tests it. Called with torch's generator seeded."""
         return module
+
+    def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
+        """Which of the model's outputs stands for a class in the test of a task, int [tasks, C], -1: not among the
+        answers; None: output c stands for class c in every task. tasks: the classes of each."""
+        return None
 
     # --- what is kept and sent
 
@@ -94,14 +104,36 @@ class FedAvg:
         server may know what it was sent."""
         return {}
 
+    # --- who does what, on the host
+
+    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+        """The server's state when another task than the first begins; `initial`: the initial server's model."""
+        return server
+
+    def exchanges(self, info: Federation) -> "Sequence[FedAvg]":
+        """What a round consists of: each sends, has the same cohort train, and aggregates, one after the other."""
+        return (self,)
+
+    def closing(self, info: Federation) -> "Sequence[FedAvg]":
+        """Exchanges with all clients at the end of a task that another follows."""
+        return ()
+
+    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
+        """Whose client-side hooks each client of a cohort follows."""
+        return [self] * len(clients)
+
+    def rate(self, lr: float) -> float:
+        """The learning rate of local training, from that of the round."""
+        return lr
+
     # --- host side, before training
 
     def epochs(self, local: LocalTraining) -> int:
         """Passes over the local data in a round."""
         return local.epochs
 
-    def training_part(self, info: Federation, client: int) -> np.ndarray:
-        """Numbers of the examples that this client trains on."""
+    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Numbers of the examples that this client trains on; of several sets, each batch comes from one."""
         return info.parts[client]
 
     def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:

@@ -1,7 +1,7 @@
 """What algorithms and engines say to each other: the arguments of the hooks (see base.py) and the declarations."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -75,6 +75,10 @@ class Federation:
     labels: np.ndarray  # int [N] of all training examples
     shared: np.ndarray  # int [C]: one training example of each class that all clients know (FedKA); -1: none exists
     weighting: str  # examples | uniform
+    task: int = 0  # of a scenario of several, from 0: `parts` and `counts` are those of this task
+    tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
+    surrogate: tuple[np.ndarray, ...] = ()  # client -> numbers of its unlabelled examples; empty: there are none
+    unlabelled: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # numbers of all of them
 
     @property
     def num_clients(self) -> int:
@@ -94,6 +98,10 @@ class Federation:
         """Examples of the client that has the most."""
         return max(map(len, self.parts))
 
+    def classes_before(self) -> list[int]:
+        """Classes of the tasks before this one, ascending."""
+        return sorted({c for classes in self.tasks[: self.task] for c in classes})
+
 
 @dataclass(frozen=True)
 class Context:
@@ -110,7 +118,7 @@ class Context:
 
 
 class PublicData(Protocol):
-    """The examples that the server holds (config node `public`)."""
+    """Examples that the server holds (config nodes `public` and `surrogate`)."""
 
     def __len__(self) -> int: ...
 
@@ -119,6 +127,9 @@ class PublicData(Protocol):
 
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
         """Of several models, each with its buffers, on all public examples: [models, n, C], without gradient."""
+
+    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Of each model on its own part of the examples (by their numbers 0, 1, ...): [n_i, C] each."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,7 @@ class ServerRound:
     lr: float  # of this round
     local: LocalTraining
     public: PublicData | None
+    surrogate: PublicData | None  # the server's unlabelled examples; their labels are -1
     rng: np.random.Generator
 
 
@@ -147,3 +159,4 @@ class Needs:
     small: str = ""  # the small change: a few numbers
     data: str = ""  # extra data, and who holds them
     public: bool = False  # refuses to run without a public set
+    surrogate: bool = False  # refuses to run without unlabelled examples

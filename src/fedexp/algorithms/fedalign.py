@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg, masked_mean
-from fedexp.algorithms.contract import Batch, Context, Network
+from fedexp.algorithms.contract import Batch, Context, Federation, Network
 from fedexp.algorithms.feddyn import clipped
 from fedexp.errors import ConfigError, require
 from fedexp.models import Staged
@@ -47,6 +47,8 @@ def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedAlign(FedAvg):
+    inputs = ("images",)
+
     mu: float  # weight of the smoothing relative to the cross-entropy, >= 0
     width: float  # of the narrow last stage
     clip: float  # bound of the gradient's norm; 0: none
@@ -56,7 +58,7 @@ class FedAlign(FedAvg):
         require(0 < self.width <= 1, "algorithm.width", self.width, "greater than 0 and at most 1")
         require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
 
-    def adapt(self, module: nn.Module, num_classes: int) -> nn.Module:
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         if not isinstance(module, Staged):
             raise ConfigError(
                 "algorithm=fedalign: this model has no last stage that can be narrowed; use model=resnet56_bottleneck "

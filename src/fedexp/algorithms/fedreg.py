@@ -33,6 +33,8 @@ SMALLEST = 1e-30  # in denominators, as in the authors' code
 
 @dataclass(frozen=True, kw_only=True)
 class FedReg(FedAvg):
+    inputs = ("images",)  # it moves them along a gradient
+
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 
     gamma: float  # how much of the local model is in the point of the gradient, 0 to 1

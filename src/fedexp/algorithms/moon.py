@@ -39,8 +39,8 @@ class Moon(FedAvg):
     def needs(self) -> Needs:
         return Needs(client_state="previous local model")
 
-    def adapt(self, module: nn.Module, num_classes: int) -> nn.Module:
-        return Projected(module, self.projection, num_classes) if self.projection else module
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+        return Projected(module, self.projection, info.num_classes) if self.projection else module
 
     def client_init(self, params: Params, info: Federation) -> Tree:
         return {"previous": params}

@@ -37,6 +37,8 @@ from fedexp.errors import ConfigError, require, require_choice
 class Dataset(abc.ABC):
     """What every data set has. `load` raises ConfigError where files are missing or corrupt."""
 
+    kind: ClassVar[str] = "images"
+
     name: str
     data_dir: str
     mean: tuple[float, ...]  # per channel, on the scale 0..1

@@ -83,6 +83,14 @@ class Partition:
         }
         return cls(ordered, counts, partition_hash(ordered), info)
 
+    def among(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
+        """The same where example i of this partition is example numbers[i] of labels [N]."""
+        info, parts = dict(self.info), [numbers[part] for part in self.parts]
+        public = numbers[self.public]
+        if len(public):
+            info["public_counts"] = np.bincount(labels[public], minlength=num_classes).tolist()
+        return replace(Partition.build(parts, labels, num_classes, info), public=public)
+
     def save(self, path: Path, classes: Sequence[str]) -> None:
         """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, public [M], classes [C] (names), info
         (JSON)."""

@@ -26,7 +26,10 @@ class PublicSet:
         return self.bench.load_train(chosen, None)
 
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
-        return self.engine.logits(self.bench, models, self.numbers)
+        return torch.stack(self.engine.logits(self.bench, models, [self.numbers] * len(models)))
+
+    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        return self.engine.logits(self.bench, models, [self.numbers[torch.as_tensor(part)] for part in parts])
 
 
 def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:

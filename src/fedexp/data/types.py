@@ -40,6 +40,11 @@ class Data(ABC):
     def shape(self) -> Any:
         """What a model is built for."""
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width); nothing of the kind in texts."""
+        return 0, 0
+
     @abstractmethod
     def inputs(
         self,
@@ -74,6 +79,10 @@ class ImageData(Data):
         _, height, width, channels = self.x_train.shape
         return channels, height, width
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self.shape[1:]
+
     @cached_property
     def normalise(self) -> Normalise:
         return Normalise(self.mean, self.std, self.max_value)
@@ -81,6 +90,15 @@ class ImageData(Data):
     def inputs(self, stored, index, draws, augmentation, dtype):
         """[..., channels, height, width] of `dtype`."""
         return load_batch(stored, index, draws, augmentation if draws is not None else None, self.normalise, dtype)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of a data set that is learned for some rounds (see fedexp.data.tasks)."""
+
+    name: str
+    classes: tuple[int, ...]  # labels of its examples, ascending
+    train: np.ndarray  # numbers of its training examples, ascending
 
 
 class TextShape(NamedTuple):
@@ -95,7 +113,7 @@ class TextShape(NamedTuple):
 class TextData(Data):
     """Texts as numbers of a vocabulary; x_* are int32 [., length]."""
 
-    vocabulary: tuple[str, ...]
+    vocabulary: tuple[str, ...]  # characters, <UNK> and <PAD>; index = number
     vectors: torch.Tensor | None = None  # float32 [V, D]: pre-trained
 
     @property
@@ -103,5 +121,6 @@ class TextData(Data):
         return TextShape(self.x_train.shape[1], len(self.vocabulary), self.vectors)
 
     def inputs(self, stored, index, draws, augmentation, dtype):
-        """int64 [..., length]."""
-        return stored[index].long()
+        """int64 [..., length], or [..., length + 1] with the draws of text.DropoutKeys as last column."""
+        words = stored[index].long()
+        return words if draws is None else torch.cat([words, draws], -1)

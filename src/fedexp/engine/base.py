@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fedexp import tree
 from fedexp.algorithms.base import Batch, FedAvg
+from fedexp.algorithms.heads import by_head
 from fedexp.data.augment import Augmentation
 from fedexp.data.types import Data
 from fedexp.engine.network import FunctionalNetwork
@@ -27,6 +28,7 @@ class Cohort:
 
     round: int
     clients: Sequence[int]
+    roles: Sequence[FedAvg]  # whose client-side hooks each follows
     schedules: Sequence[Schedule]
     states: Sequence[Tree]
     plans: Sequence[Tree]
@@ -37,6 +39,7 @@ class Cohort:
         return Cohort(
             self.round,
             clients=[self.clients[i] for i in positions],
+            roles=[self.roles[i] for i in positions],
             schedules=[self.schedules[i] for i in positions],
             states=[self.states[i] for i in positions],
             plans=[self.plans[i] for i in positions],
@@ -110,6 +113,7 @@ def _put(room: torch.Tensor, positions: Sequence[int], leaf: torch.Tensor) -> No
 @dataclass(frozen=True)
 class Evaluation:
     class_correct: torch.Tensor  # int64 [C]
+    task_correct: torch.Tensor  # int64 [T], of the test examples of each task
     loss: torch.Tensor  # scalar: mean cross-entropy over the test set
 
 
@@ -118,6 +122,7 @@ class PartialEvaluation:
     """Of some batches of the test set."""
 
     class_correct: torch.Tensor  # int64 [C]
+    task_correct: torch.Tensor  # int64 [T]
     losses: torch.Tensor  # float64 [batches]: sum of the cross-entropy over each batch
 
 
@@ -130,6 +135,7 @@ class Workbench:
     augmentation: Augmentation | None
     local: LocalTraining
     dtype: torch.dtype
+    heads: torch.Tensor | None = None  # int64 [T, C]: see FedAvg.heads
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +155,8 @@ class Workbench:
         if device == self.device:
             return self
         net = FunctionalNetwork(copy.deepcopy(self.net.module).to(device), self.net.precision)
-        return replace(self, net=net, data=self.data.to(device))
+        heads = None if self.heads is None else self.heads.to(device)
+        return replace(self, net=net, data=self.data.to(device), heads=heads)
 
     @property
     def evaluation_batches(self) -> int:
@@ -164,18 +171,27 @@ class Workbench:
     def evaluate_batches(self, params: Params, batches: range) -> PartialEvaluation:
         """The same for consecutive batches of the test set."""
         self.net.hold(params)
-        labels, num_classes = self.data.y_test, self.data.num_classes
-        correct = torch.zeros(num_classes, dtype=torch.int64, device=self.device)
+        labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
+        correct = torch.zeros(self.data.num_classes, dtype=torch.int64, device=device)
+        task_correct = torch.zeros(self.data.num_tasks, dtype=torch.int64, device=device)
         losses = torch.zeros(len(batches), dtype=torch.float64, device=self.device)
         for row, number in enumerate(batches):
             start = number * EVALUATION_BATCH
             index = torch.arange(start, min(start + EVALUATION_BATCH, len(labels)), device=self.device)
             x, y = self.load_test(index)
-            logits = self.net(params, x).logits
+            logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
+            right = (logits.argmax(-1) == y).to(torch.int64)
             # Not bincount, which on CUDA waits for the device to learn the size of its result.
-            correct.index_add_(0, y, (logits.argmax(-1) == y).to(torch.int64))
-        return PartialEvaluation(correct, losses)
+            correct.index_add_(0, y, right)
+            task_correct.index_add_(0, torch.zeros_like(y) if tasks is None else tasks[index], right)
+        return PartialEvaluation(correct, task_correct, losses)
+
+    def class_logits(self, outputs: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """[B, outputs] of test examples by number -> [B, C]: by the head of each example's task."""
+        if self.heads is None or self.data.test_tasks is None:
+            return outputs
+        return by_head(outputs, self.heads[self.data.test_tasks[index]])
 
     @torch.no_grad()
     def logits(self, model: Params, numbers: torch.Tensor) -> torch.Tensor:
@@ -185,8 +201,10 @@ class Workbench:
 
     def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:
         """Parts in the order of their batches: the same numbers however the batches were split."""
-        correct = torch.stack([part.class_correct for part in parts]).sum(0)
-        return Evaluation(correct, torch.cat([part.losses for part in parts]).sum() / len(self.data.y_test))
+        correct, tasks = (
+            torch.stack([getattr(part, name) for part in parts]).sum(0) for name in ("class_correct", "task_correct")
+        )
+        return Evaluation(correct, tasks, torch.cat([part.losses for part in parts]).sum() / len(self.data.y_test))
 
 
 class ScheduledData:
@@ -232,9 +250,9 @@ class Engine(ABC):
         bench.net.set_buffers(server["buffers"])
         return bench.evaluate(server["params"])
 
-    def logits(self, bench: Workbench, models: Sequence[Params], numbers: torch.Tensor) -> torch.Tensor:
-        """Of several models (each with its buffers) on training examples by number, not augmented: [models, n, C]."""
-        return torch.stack([bench.logits(model, numbers) for model in models])
+    def logits(self, bench: Workbench, models: Sequence[Params], numbers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each model (with its buffers) on training examples by number, not augmented: [n_i, C] each."""
+        return [bench.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Gives back what the engine holds, such as processes."""

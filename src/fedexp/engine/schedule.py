@@ -32,7 +32,7 @@ class Schedule:
 
 
 def make_schedule(
-    part: np.ndarray,
+    part: np.ndarray | tuple[np.ndarray, ...],
     local: LocalTraining,
     augmentation: Augmentation | None,
     image_size: tuple[int, int],
@@ -41,15 +41,20 @@ def make_schedule(
     client: int,
     skip_single: bool = False,
 ) -> Schedule:
-    """Reshuffles every epoch and keeps the last partial batch (FedNTD B.3).
+    """Reshuffles every epoch and keeps the last partial batch (FedNTD B.3). Several parts: each batch comes from one of
+    them, and the order of all batches is random.
 
     skip_single leaves out batches of one example, on which batch normalisation is not defined.
     """
     orders, size = stream(seed, "batches", round, client), local.batch_size
-    rows = []
+    rows: list[np.ndarray] = []
+    parts = part if isinstance(part, tuple) else (part,)
     for _ in range(local.epochs):
-        order = orders.permutation(part)
-        rows += [order[i : i + size] for i in range(0, len(order), size)]
+        batches = []
+        for numbers in parts:
+            order = orders.permutation(numbers)
+            batches += [order[i : i + size] for i in range(0, len(order), size)]
+        rows += batches if len(parts) == 1 else [batches[i] for i in orders.permutation(len(batches))]
     if skip_single:
         rows = [row for row in rows if len(row) > 1]
     index = np.zeros((len(rows), size), dtype=np.int64)

@@ -115,7 +115,7 @@ def evaluate_together(job: Job, params: Params) -> torch.Tensor:
     for start in range(0, len(data.y_test), size):
         index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
         x, y = bench.load_test(index)
-        answers = vmap(lambda p, x=x: job.net(p, x).logits.argmax(-1))(params)
+        answers = vmap(lambda p, x=x, i=index: bench.class_logits(job.net(p, x).logits, i).argmax(-1))(params)
         correct.index_add_(1, y, (answers == y).to(torch.int64))
     return correct
 

@@ -112,13 +112,14 @@ class Workers(Engine):
             parts[order.positions[0]] = PartialEvaluation(*move(tuple(vars(answer).values()), bench.device))
         return bench.combine(parts)
 
-    def logits(self, bench: Workbench, models: Sequence[Params], numbers: torch.Tensor) -> torch.Tensor:
-        orders = [Order(f"asking model {i}", Ask(model, numbers), [i]) for i, model in enumerate(models)]
+    def logits(self, bench: Workbench, models: Sequence[Params], numbers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        questions = [Ask(model, each) for model, each in zip(models, numbers, strict=True)]
+        orders = [Order(f"asking model {i}", question, [i]) for i, question in enumerate(questions)]
         answers: list[torch.Tensor] = [None] * len(orders)  # type: ignore[list-item]
         assert self._published is not None, "models are asked after training"
         for order, answer in self._do(bench, self._published[0], orders):
             answers[order.positions[0]] = answer.to(bench.device)
-        return torch.stack(answers)
+        return answers
 
     def close(self) -> None:
         for process in self._processes:

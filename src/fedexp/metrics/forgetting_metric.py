@@ -146,11 +146,11 @@ class InOutLocal(ForgettingMetric):
             values[f"{key}_std"] = _mean((column - values[key]) ** 2) ** 0.5
         inside = outside = float("nan")
         if clients:
-            inside, outside = forgetting.in_out_joint(history.class_accuracy[-1], history.counts[history.sampled[-1]])
+            inside, outside = forgetting.in_out_joint(history.class_accuracy[-1], history.sampled_counts(-1))
         return values | {"global_in_accuracy": inside, "global_out_accuracy": outside}
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        counts = history.counts[history.sampled[index]]
+        counts = history.sampled_counts(index)
         inside, outside = forgetting.in_out_local(history.local_class_accuracy[index], counts)
         return {"in_local_accuracy": inside, "out_local_accuracy": outside}
 

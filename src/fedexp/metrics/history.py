@@ -1,6 +1,7 @@
 """What every metric is computed from: class accuracies of the global and, where evaluated, of the local models."""
 
 import csv
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ class History:
     is the one evaluated in round r-1.
     """
 
-    counts: np.ndarray  # int64 [K, C]: training labels of each client
+    counts: np.ndarray  # int64 [K, C]: training labels of each client; [tasks, K, C] in a scenario of several tasks
+    rounds_per_task: int = 0  # of such a scenario
     rounds: list[int] = field(default_factory=list)  # evaluated rounds, ascending; the first is 0, the initial model
     class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [C] each, nan for an absent class
     local_rounds: list[int] = field(default_factory=list)
@@ -45,7 +47,15 @@ class History:
     @property
     def matrix(self) -> np.ndarray:
         """`cw` of the metrics, float64 [evaluated rounds, C]."""
-        return np.stack(self.class_accuracy) if self.rounds else np.empty((0, self.counts.shape[1]))
+        return np.stack(self.class_accuracy) if self.rounds else np.empty((0, self.counts.shape[-1]))
+
+    def counts_in(self, round: int) -> np.ndarray:
+        """int64 [K, C]: training labels of each client in a round from 1."""
+        return self.counts if self.counts.ndim == 2 else self.counts[(round - 1) // self.rounds_per_task]
+
+    def sampled_counts(self, index: int) -> np.ndarray:
+        """int64 [S, C]: training labels of the clients of `local_rounds[index]`."""
+        return self.counts_in(self.local_rounds[index])[self.sampled[index]]
 
     def distributed(self, round: int) -> np.ndarray:
         """Class accuracies [C] of the global model that clients started from in `round`."""
@@ -55,7 +65,8 @@ class History:
         """A dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""
         import torch
 
-        return {key: torch.from_numpy(array) for key, array in ({"counts": self.counts} | self._arrays()).items()}
+        arrays = {"counts": self.counts, "rounds_per_task": np.array(self.rounds_per_task)} | self._arrays()
+        return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
     @classmethod
     def from_tree(cls, tree: "dict[str, torch.Tensor]") -> "History":
@@ -69,7 +80,7 @@ class History:
         save_npz(path, **{name: arrays[key] for name, key in names.items()})
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        classes = self.counts.shape[1]
+        classes = self.counts.shape[-1]
         return {
             "rounds": np.array(self.rounds, dtype=np.int64),
             "class_accuracy": self.matrix,
@@ -84,7 +95,7 @@ class History:
     def _from_arrays(cls, arrays: dict[str, np.ndarray]) -> "History":
         numbers = {key: arrays[key].tolist() for key in ("rounds", "local_rounds")}
         lists = {key: list(arrays[key]) for key in ("class_accuracy", "sampled", "local_class_accuracy")}
-        return cls(counts=arrays["counts"], **numbers, **lists)
+        return cls(counts=arrays["counts"], rounds_per_task=int(arrays.get("rounds_per_task", 0)), **numbers, **lists)
 
 
 def load_history(run_dir: Path) -> History:
@@ -94,15 +105,17 @@ def load_history(run_dir: Path) -> History:
     file that is missing or damaged.
     """
     run_dir = Path(run_dir)
-    counts = Partition.load(run_dir / "partition.npz").counts
-    rounds, matrix = _read_class_accuracy(run_dir / "class_accuracy.csv", counts.shape[1])
+    tasks = [Partition.load(path) for path in [run_dir / "partition.npz", *later_partitions(run_dir)]]
+    classes = tasks[0].counts.shape[1]
+    rounds, matrix = _read_class_accuracy(run_dir / "class_accuracy.csv", classes)
     arrays = {
-        "counts": counts,
+        "counts": np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
+        "rounds_per_task": np.array(tasks[0].info.get("rounds_per_task", 0)),
         "rounds": rounds,
         "class_accuracy": matrix,
         "local_rounds": np.empty(0, dtype=np.int64),
         "sampled": np.empty((0, 0), dtype=np.int64),
-        "local_class_accuracy": np.empty((0, 0, counts.shape[1])),
+        "local_class_accuracy": np.empty((0, 0, classes)),
     }
     local = run_dir / "local_class_accuracy.npz"
     if local.exists():
@@ -116,6 +129,17 @@ def load_history(run_dir: Path) -> History:
             "local_class_accuracy": saved["accuracy"],
         }
     return History._from_arrays(arrays)
+
+
+def later_partitions(run_dir: Path) -> list[Path]:
+    """Files of the partitions of the tasks after the first, in their order."""
+    paths = (run_dir / task_partition(number) for number in itertools.count(2))
+    return list(itertools.takewhile(Path.exists, paths))
+
+
+def task_partition(number: int) -> str:
+    """File name of the partition of task 2, 3, ..."""
+    return f"partition_task{number}.npz"
 
 
 def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:

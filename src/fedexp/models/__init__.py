@@ -1,4 +1,4 @@
-"""Models: `forward` maps images [B, channels, height, width] to Output(features, logits)."""
+"""Models: `forward` maps images [B, channels, height, width] or texts [B, length] to Output(features, logits)."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 

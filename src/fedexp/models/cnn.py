@@ -19,7 +19,9 @@ class CNN:
     The fully connected part adapts to the image size.
     """
 
+    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
+    vectorises: ClassVar[bool] = True  # the same in training as in evaluation
 
     channels: tuple[int, ...]  # output channels of each convolution
     kernel: int  # side of the convolution kernels, pixels

@@ -22,7 +22,9 @@ class CifarResNet:
     weights is averaged, and its test accuracy depends (slightly) on how the test set is cut into batches.
     """
 
+    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
+    vectorises: ClassVar[bool] = False
 
     widths: tuple[int, ...]  # channels of each stage; every stage after the first halves the image
 
@@ -98,7 +100,9 @@ class TorchvisionResNet:
     pixel, so PyTorch refuses a training batch of a single example there.
     """
 
+    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
+    vectorises: ClassVar[bool] = False
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
 
@@ -140,7 +144,9 @@ class BottleneckResNet:
     `blocks` of 6 in 3 stages make ResNet-56.
     """
 
+    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
+    vectorises: ClassVar[bool] = False
 
     widths: tuple[int, ...]  # inner channels of each stage; every stage after the first halves the image
     blocks: int  # of each stage

@@ -1,0 +1,134 @@
+"""Unlabelled examples that clients and server distil on (config node `surrogate`; CFeD, IJCAI 2022, section 4.1).
+
+They come from another data set, turned into the form of the first one, or from a part of its training data whose labels
+are thrown away. They are stored behind the training examples with the label -1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp.data.types import Data, ImageData, Task, TextData
+from fedexp.errors import ConfigError, require
+
+GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate:
+    """Where surrogate examples come from, and how many shards of them everybody has."""
+
+    dataset: Any  # a data set of the group `dataset`; null: none
+    options: dict[str, Any]  # changes of that option's values, already made
+    fraction: float  # of the training data, withheld from the clients and used without labels
+    shards: int  # per client
+    server_shards: int
+    total_shards: int | None  # into which the set is cut; null: two per client
+
+    def __post_init__(self) -> None:
+        require(0 <= self.fraction < 1, "surrogate.fraction", self.fraction, "at least 0 and less than 1")
+        require(self.shards >= 1, "surrogate.shards", self.shards, "at least 1")
+        require(self.server_shards >= 1, "surrogate.server_shards", self.server_shards, "at least 1")
+        require(self.total_shards is None or self.total_shards >= 1, "surrogate.total_shards", self.total_shards,
+                "at least 1, or null (two per client)")  # fmt: skip
+        require(not (self.fraction and self.dataset is not None), "surrogate.fraction", self.fraction,
+                "0 with a surrogate.dataset: the examples come from one of them")  # fmt: skip
+
+    @property
+    def given(self) -> bool:
+        return self.dataset is not None or self.fraction > 0
+
+    def load(self, like: Data) -> torch.Tensor:
+        """The inputs of the surrogate data set's training examples in the form of `like`; none without a data set."""
+        if self.dataset is None:
+            return like.x_train[:0]
+        return inputs_like(load_like(self.dataset, like), like)
+
+    def attach(
+        self, data: Data, tasks: Sequence[Task], rng: np.random.Generator
+    ) -> tuple[Data, tuple[Task, ...], np.ndarray]:
+        """(data with the surrogate examples, tasks without them, their numbers)."""
+        labels = data.y_train.clone()
+        if self.fraction:
+            everything = np.concatenate([task.train for task in tasks])
+            chosen = np.sort(rng.choice(everything, int(self.fraction * len(everything)), replace=False))
+            if not len(chosen):
+                raise ConfigError(f"surrogate.fraction={self.fraction}: less than one of {len(everything)} examples")
+            labels[torch.from_numpy(chosen)] = -1
+            tasks = [replace(task, train=np.setdiff1d(task.train, chosen)) for task in tasks]
+            return replace(data, y_train=labels), tuple(tasks), chosen
+        extra = self.load(data)
+        numbers = np.arange(len(labels), len(labels) + len(extra))
+        if len(extra):
+            x = torch.cat([data.x_train, extra])
+            data = replace(data, x_train=x, y_train=torch.cat([labels, labels.new_full((len(extra),), -1)]))
+        return data, tuple(tasks), numbers
+
+    def deal(self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator) -> "Shards":
+        """Random shards of the examples `numbers` (protocols.md C8): each client draws `shards` different ones, all
+        together every one about equally often (disjoint while there are enough), the server draws its own."""
+        total = self.total_shards or 2 * num_clients
+        for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
+            require(count <= total, f"surrogate.{key}", count, f"at most the {total} shards that there are")
+        if len(numbers) < total:
+            raise ConfigError(
+                f"surrogate: {len(numbers)} examples cannot be cut into {total} shards; "
+                "surrogate.total_shards=<number> cuts it into fewer, a larger surrogate.fraction gives more examples"
+            )
+        pieces = np.array_split(rng.permutation(numbers), total)
+        if self.shards * num_clients <= total:
+            drawn = rng.permutation(total)[: self.shards * num_clients].reshape(num_clients, self.shards)
+        else:
+            drawn = np.stack([rng.choice(total, self.shards, replace=False) for _ in range(num_clients)])
+        own = rng.choice(total, self.server_shards, replace=False)
+        clients = tuple(np.sort(np.concatenate([pieces[i] for i in row])) for row in drawn)
+        return Shards(clients, np.sort(np.concatenate([pieces[i] for i in own])))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Who holds which surrogate examples."""
+
+    clients: tuple[np.ndarray, ...]
+    server: np.ndarray
+
+
+def load_like(dataset: Any, like: Data) -> Data:
+    """Another data set; texts are read with the vocabulary of the first."""
+    if dataset.kind == "text":
+        if not isinstance(like, TextData):
+            raise ConfigError(f"{dataset.name} has texts, {like.name} has images: they cannot be used together")
+        return dataset.load(like)
+    return dataset.load()
+
+
+def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
+    """x_train or x_test of `data` in the form of those of `like`: images get its size, channels and scale."""
+    x = getattr(data, f"x_{split}")
+    if isinstance(data, ImageData) and isinstance(like, ImageData):
+        return resized(x, data.max_value, like)
+    if type(data) is not type(like):
+        raise ConfigError(f"{data.name} and {like.name} cannot be used together: one has images, the other texts")
+    return x
+
+
+def resized(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
+    """uint8 [n, h, w, c] -> [n, height, width, channels] of `like`, bilinear with antialiasing; grey by luma."""
+    channels, height, width = like.shape
+    if images.shape[1:] == like.x_train.shape[1:] and max_value == like.max_value:
+        return images
+    parts = []
+    for chunk in images.split(2000):  # as floats, all of them would take 12 times their memory
+        x = chunk.permute(0, 3, 1, 2).float()
+        if x.shape[1] == 3 and channels == 1:
+            x = torch.tensordot(torch.tensor(GREY), x, ([0], [1]))[:, None]
+        x = x.expand(-1, channels, -1, -1)
+        if x.shape[2:] != (height, width):
+            x = F.interpolate(x, (height, width), mode="bilinear", antialias=True)
+        x = (x * (like.max_value / max_value)).round().clamp(0, like.max_value)
+        parts.append(x.to(torch.uint8).permute(0, 2, 3, 1))
+    return torch.cat(parts)

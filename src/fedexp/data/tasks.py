@@ -1,0 +1,207 @@
+"""Streams of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1; protocols.md section 2.1).
+
+A stream is one data set in which every training example belongs to at most one task, and every test example to exactly
+one. Who trains on what in which round is decided elsewhere (fedexp.prepare); here, which examples a task has.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedexp.data.surrogate import inputs_like, load_like
+from fedexp.data.types import Data, Task
+from fedexp.errors import ConfigError, require, require_choice
+
+
+@dataclass(frozen=True)
+class Stream:
+    data: Data  # of all tasks
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario(ABC):
+    """Base of the group."""
+
+    rounds_per_task: int
+
+    def __post_init__(self) -> None:
+        require(self.rounds_per_task >= 1, "scenario.rounds_per_task", self.rounds_per_task, "at least 1")
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The option."""
+
+    @abstractmethod
+    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+        """Loads the data set, and what else the scenario needs, and divides it into tasks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneTask(Scenario):
+    """`scenario=none`: all that there is, from the first round to the last."""
+
+    name = "none"
+
+    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+        data = dataset.load()
+        return Stream(data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Several(Scenario):
+    """What both kinds of sequences share: the split of a task's examples."""
+
+    split: list[float] | None  # training, validation, test; null: as the data set is split
+    evaluate_on: str  # test | validation
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("scenario.evaluate_on", self.evaluate_on, ("test", "validation"))
+        if self.split is None:
+            require(self.evaluate_on == "test", "scenario.evaluate_on", self.evaluate_on,
+                    "test with scenario.split=null, since nothing is held out")  # fmt: skip
+            return
+        good = len(self.split) == 3 and all(0 <= part < 1 for part in self.split) and abs(sum(self.split) - 1) < 1e-9
+        require(good, "scenario.split", self.split, "three fractions that add up to 1: training, validation, test")
+        held = self.split[1 if self.evaluate_on == "validation" else 2] if good else 1
+        require(held > 0, "scenario.split", self.split, f"more than 0 for the {self.evaluate_on} part")
+
+    def divide(self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """(training, evaluation) examples of labels [n], ascending; own_test bool [n]: the data set's own test part.
+
+        Of every class the same fractions, rounded; the rest of the rounding goes to the training part.
+        """
+        if self.split is None:
+            return np.flatnonzero(~own_test), np.flatnonzero(own_test)
+        train, held = [], []
+        for c in np.unique(labels):
+            numbers = rng.permutation(np.flatnonzero(labels == c))
+            validation, test = (round(part * len(numbers)) for part in self.split[1:])
+            train.append(numbers[validation + test :])
+            held.append(numbers[:validation] if self.evaluate_on == "validation" else numbers[validation:][:test])
+        return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassIncremental(Several):
+    """Each task brings classes that no other has; one head for all classes, and no task number at test."""
+
+    name = "class_incremental"
+
+    num_tasks: int
+    shuffle_classes: bool  # at random, by seeds.partition; else in the order of the labels
+    classes: list[list[int]] | None  # of each task, instead of num_tasks and shuffle_classes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.num_tasks >= 1, "scenario.num_tasks", self.num_tasks, "at least 1")
+        flat = [c for task in self.classes or () for c in task]
+        require(len(set(flat)) == len(flat), "scenario.classes", self.classes, "lists in which no class stands twice")
+        require(all(self.classes or ()), "scenario.classes", self.classes, "lists that are not empty")
+
+    def tasks_of(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
+        """The classes of each task: equally many, the rest of the division in the last ones (10 in 3: 3, 3, 4)."""
+        if self.classes is not None:
+            wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
+            require(not wrong, "scenario.classes", wrong, f"labels from 0 to {num_classes - 1}")
+            return [sorted(task) for task in self.classes]
+        require(self.num_tasks <= num_classes, "scenario.num_tasks", self.num_tasks, f"at most {num_classes} (classes)")
+        order = rng.permutation(num_classes) if self.shuffle_classes else np.arange(num_classes)
+        edges = [i * num_classes // self.num_tasks for i in range(self.num_tasks + 1)]
+        return [sorted(order[start:stop].tolist()) for start, stop in pairwise(edges)]
+
+    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+        data = dataset.load()
+        classes = self.tasks_of(data.num_classes, rng)
+        x, y, own_test = pooled([data], data)
+        numbers, parts = np.arange(len(y)), []
+        for labels in classes:
+            member = numbers[np.isin(y, labels)]
+            train, held = self.divide(y[member], own_test[member], rng)
+            parts.append((member[train], member[held]))
+        names = [f"classes {', '.join(map(str, labels))}" for labels in classes]
+        return assemble(data, x, y, parts, names, classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainIncremental(Several):
+    """Each task is a data set of its own with the same classes, the first that of the group `dataset`."""
+
+    name = "domain_incremental"
+
+    domains: list[Any]  # data sets of the group `dataset`, after the first
+    classes: list[int] | None  # only these labels of every data set, numbered anew; null: all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.domains) > 0, "scenario.domains", self.domains, "data sets for the tasks after the first")
+        good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
+        require(good, "scenario.classes", self.classes, "different labels, or null for all")
+
+    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+        first = dataset.load()
+        every = [first, *(load_like(domain, first) for domain in self.domains)]
+        for data in every[1:]:
+            if data.num_classes != first.num_classes and self.classes is None:
+                raise ConfigError(
+                    f"scenario.domains: {data.name} has {data.num_classes} classes, {first.name} {first.num_classes}; "
+                    "the tasks share their labels (scenario.classes=[0,1,2] keeps these of every data set)"
+                )
+        chosen = list(range(first.num_classes)) if self.classes is None else list(self.classes)
+        wrong = [c for c in chosen if not 0 <= c < min(data.num_classes for data in every)]
+        require(not wrong, "scenario.classes", wrong, "labels that every data set has")
+        x, y, own_test = pooled(every, first)
+        sizes = [len(data.y_train) + len(data.y_test) for data in every]
+        parts = []
+        for start, stop in pairwise([0, *np.cumsum(sizes).tolist()]):
+            member = start + np.flatnonzero(np.isin(y[start:stop], chosen))
+            train, held = self.divide(y[member], own_test[member], rng)
+            parts.append((member[train], member[held]))
+        renumber = np.full(max(int(y.max()), *chosen) + 1, -1, dtype=np.int64)
+        renumber[chosen] = np.arange(len(chosen))
+        kept = replace(first, classes=tuple(first.classes[c] for c in chosen))
+        names, labels = [data.name for data in every], [list(range(len(chosen)))] * len(every)
+        return assemble(kept, x, renumber[y], parts, names, labels)
+
+
+def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """(x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all data sets, one by one."""
+    splits = [(data, split) for data in every for split in ("train", "test")]
+    labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]
+    flags = [np.full(len(y), split == "test") for y, (_, split) in zip(labels, splits, strict=True)]
+    x = torch.cat([inputs_like(data, like, split) for data, split in splits])
+    return x, np.concatenate(labels), np.concatenate(flags)
+
+
+def assemble(
+    like: Data,
+    x: torch.Tensor,
+    y: np.ndarray,
+    parts: Sequence[tuple[np.ndarray, np.ndarray]],
+    names: Sequence[str],
+    classes: Sequence[Sequence[int]],
+) -> Stream:
+    """The stream of the pooled examples: parts: (training, evaluation) examples of each task."""
+    for name, (train, held) in zip(names, parts, strict=True):
+        if not len(train) or not len(held):
+            raise ConfigError(f"scenario: the task of {name} has {len(train)} training and {len(held)} test examples")
+    rows, tests = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    edges = np.cumsum([0, *(len(train) for train, _ in parts)]).tolist()
+    data = replace(
+        like,
+        x_train=x[torch.from_numpy(rows)],
+        y_train=torch.from_numpy(y[rows]),
+        x_test=x[torch.from_numpy(tests)],
+        y_test=torch.from_numpy(y[tests]),
+        test_tasks=torch.from_numpy(np.repeat(np.arange(len(parts)), [len(held) for _, held in parts])),
+        owners=None,
+    )
+    numbers = [np.arange(start, stop) for start, stop in pairwise(edges)]
+    return Stream(data, tuple(Task(n, tuple(c), r) for n, c, r in zip(names, classes, numbers, strict=True)))

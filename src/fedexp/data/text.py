@@ -1,0 +1,225 @@
+"""Texts as sequences of characters: the data sets of CFeD (Ma et al., IJCAI 2022) and any others in their formats.
+
+A text is its first `length` characters, each as its number in a vocabulary; `<UNK>` stands for a character that the
+vocabulary does not have, `<PAD>` fills up short texts. Nothing is normalised.
+"""
+
+import json
+import re
+import sys
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fedexp.data.text_files import Texts, class_numbers, find_files, name_classes, read_lines, read_texts
+from fedexp.data.types import TextData
+from fedexp.errors import ConfigError, require
+
+UNK, PAD = "<UNK>", "<PAD>"
+
+
+class DropoutKeys:
+    """A random number for each example and use, from which a model makes its dropout mask (see models.textcnn).
+
+    Stands where an image data set has its Augmentation, so that dropout, like augmentation, is a function of the seed,
+    the round and the client and not of the order in which clients are trained.
+    """
+
+    active: ClassVar[bool] = True
+
+    def draw(self, rng: np.random.Generator, n: int, *_: Any) -> np.ndarray:
+        """int64 [n, 1], all values as likely. The first rows do not depend on `n`."""
+        low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What the files of a data set hold."""
+
+    train: Texts
+    test: Texts
+    y_train: list[int]
+    y_test: list[int]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource(ABC):
+    """What every data set of texts has. `load` raises ConfigError where files are missing or damaged."""
+
+    kind: ClassVar[str] = "text"
+    augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # what is drawn for each training example
+
+    name: str
+    data_dir: str
+    length: int  # characters of an example
+    max_words: int  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
+    vocabulary: str | None  # json file {character: number} in <data_dir>/<name>; None: made from the training texts
+    vectors: str | None  # npz file of a vector for each entry of `vocabulary`, in <data_dir>/<name>; None: none
+
+    def __post_init__(self) -> None:
+        require(bool(re.fullmatch(r"[\w.-]+", self.name)), "dataset.name", self.name, "letters, digits, _ . -")
+        require(self.length >= 1, "dataset.length", self.length, "at least 1")
+        require(self.max_words >= 1, "dataset.max_words", self.max_words, "at least 1")
+        fits = self.vectors is None or self.vocabulary is not None
+        require(fits, "dataset.vectors", self.vectors, "null without dataset.vocabulary, whose entries they belong to")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.data_dir, self.name)
+
+    @abstractmethod
+    def read(self, length: int) -> Labelled:
+        """The texts, cut to `length` characters, and their labels."""
+
+    def load(self, like: TextData | None = None) -> TextData:
+        """Encoded with an own vocabulary, or with the vocabulary, length and vectors of another data set."""
+        read = self.read(self.length if like is None else like.shape.length)
+        if like is None:
+            vocabulary, vectors = self._vocabulary(read.train.texts)
+            length = self.length
+        else:
+            length, vocabulary, vectors = like.shape.length, like.vocabulary, like.vectors
+        return TextData(
+            name=self.name,
+            x_train=torch.from_numpy(encode(read.train.texts, vocabulary, length)),
+            y_train=torch.tensor(read.y_train, dtype=torch.int64),
+            x_test=torch.from_numpy(encode(read.test.texts, vocabulary, length)),
+            y_test=torch.tensor(read.y_test, dtype=torch.int64),
+            classes=read.classes,
+            vocabulary=vocabulary,
+            vectors=vectors,
+        )
+
+    def _vocabulary(self, texts: Sequence[str]) -> tuple[tuple[str, ...], torch.Tensor | None]:
+        if self.vocabulary is None:
+            return complete(most_frequent(texts, self.max_words)), None
+        path = self.folder / self.vocabulary
+        words = read_vocabulary(path)
+        if self.vectors is None:
+            return complete(words), None
+        vectors = read_vectors(self.folder / self.vectors)
+        if len(vectors) != len(words):
+            raise ConfigError(
+                f"{self.folder / self.vectors}: has {len(vectors)} vectors, but {path} {len(words)} entries"
+            )
+        return complete(words), torch.from_numpy(_complete_vectors(words, vectors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataset(TextSource):
+    """Labelled texts for training and testing in <data_dir>/<name>, in one of the layouts of `find_files`."""
+
+    classes: tuple[str, ...] | None  # names in the order of their numbers; None: class.txt, or what the labels say
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.classes is None or len(self.classes) == len(set(self.classes)) > 0
+        require(named, "dataset.classes", self.classes, "different names, or null")
+
+    def read(self, length: int) -> Labelled:
+        train, test = (read_texts(paths, length) for paths in find_files(self.folder))
+        classes = self._classes(train)
+        return Labelled(train, test, class_numbers(train, classes), class_numbers(test, classes), classes)
+
+    def _classes(self, train: Texts) -> tuple[str, ...]:
+        if self.classes is not None:
+            return tuple(self.classes)
+        path = self.folder / "class.txt"
+        if not path.is_file():
+            return name_classes(train)
+        names = tuple(read_lines(path))
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"{path}: must have the name of a class in each line, all different")
+        return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnlabelledTexts(TextSource):
+    """Texts without labels (all -1), for training only: a surrogate set. A column of labels is not read."""
+
+    file: str  # csv file, relative to data_dir
+
+    def read(self, length: int) -> Labelled:
+        path = Path(self.data_dir, self.file)
+        if path.suffix != ".csv" or not path.is_file():
+            raise ConfigError(
+                f"dataset.file={self.file}: {path} must be a csv file with a column named title, body, content or "
+                "article; it cannot be downloaded"
+            )
+        texts = read_texts([path], length, labelled=False)
+        return Labelled(texts, Texts([], [], []), [-1] * len(texts.texts), [], ())
+
+
+def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.ndarray:
+    """The first `length` characters of each text as numbers of a vocabulary with <UNK> and <PAD>: int32 [N, length]."""
+    numbers = np.full(sys.maxunicode + 1, vocabulary.index(UNK), np.int32)  # of each code point
+    for number, word in enumerate(vocabulary):
+        if len(word) == 1:
+            numbers[ord(word)] = number
+    cut = [text[:length] for text in texts]
+    points = np.frombuffer("".join(cut).encode("utf-32-le"), "<u4")
+    used = np.arange(length) < np.array([len(text) for text in cut], np.int64)[:, None]
+    encoded = np.full((len(texts), length), vocabulary.index(PAD), np.int32)
+    encoded[used] = numbers[points]
+    return encoded
+
+
+def most_frequent(texts: Sequence[str], limit: int) -> tuple[str, ...]:
+    """The `limit` most frequent characters, most frequent first; of equally frequent ones the lower code point."""
+    counts = Counter("".join(texts))
+    return tuple(sorted(counts, key=lambda character: (-counts[character], character))[:limit])
+
+
+def complete(words: tuple[str, ...]) -> tuple[str, ...]:
+    """With <UNK> and <PAD> at the end where they are missing."""
+    return words + tuple(word for word in (UNK, PAD) if word not in words)
+
+
+def read_vocabulary(path: Path) -> tuple[str, ...]:
+    """The words of a json file {word: number} in the order of their numbers."""
+    try:
+        numbers = json.loads(path.read_text("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); dataset.vocabulary=null needs none") from error
+    except ValueError as error:  # not UTF-8 or not json
+        raise ConfigError(f"{path}: is not a json file in UTF-8 ({error})") from error
+    valid = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
+    if not valid or not numbers or sorted(numbers.values()) != list(range(len(numbers))):
+        raise ConfigError(f"{path}: must map each character to a number of its own, from 0 without gaps")
+    return tuple(sorted(numbers, key=numbers.__getitem__))
+
+
+def read_vectors(path: Path) -> np.ndarray:
+    """float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: is missing; dataset.vectors=null does without pre-trained vectors") from error
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{path}: is not a whole npz file of numbers ({error})") from error
+    matrices = [name for name, array in arrays.items() if array.ndim == 2]
+    name = "embeddings" if "embeddings" in matrices else matrices[0] if len(matrices) == 1 else None
+    if name is None:
+        raise ConfigError(f"{path}: the arrays {', '.join(arrays)} must include one matrix, or one named embeddings")
+    vectors = arrays[name]
+    if not (np.issubdtype(vectors.dtype, np.floating) and vectors.size and np.isfinite(vectors).all()):
+        raise ConfigError(f"{path}: {name} must have finite floating-point numbers, a row for each entry")
+    return vectors.astype(np.float32)
+
+
+def _complete_vectors(words: tuple[str, ...], vectors: np.ndarray) -> np.ndarray:
+    """With rows for <UNK> (the mean of all) and <PAD> (zeros) where they are missing."""
+    added = {UNK: vectors.mean(0, dtype=np.float64), PAD: np.zeros(vectors.shape[1])}
+    rows = [added[word] for word in complete(words)[len(words) :]]
+    return np.concatenate([vectors, *(row[None].astype(np.float32) for row in rows)])

@@ -1,0 +1,152 @@
+"""The files of labelled texts: where those of a data set lie, and reading them line by line."""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedexp.errors import ConfigError
+
+TITLES, BODIES, LABELS = ("title",), ("body", "content", "article"), ("label", "target")  # names of columns
+UNNAMED = {"0": "title", "1": "body", "2": "label"}  # the last three columns in the files that CFeD's code ships
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The examples of some files in their order; all lists are as long."""
+
+    texts: list[str]
+    labels: list[str]  # as they stand in the file; "" where they are not read
+    places: list[tuple[Path, int]]  # file and line (from 1) where an example begins
+
+
+def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The training and test files in a folder, in the first layout of which it has a file. Raises ConfigError where
+    there is none or one of the two is missing."""
+    layouts = ("{}.txt", "{}.csv", "*_{}_classIL*.csv", "*_{}_domainIL.csv")
+    for layout in layouts:
+        train, test = (sorted(folder.glob(layout.format(split))) for split in ("train", "test"))
+        if train and test:
+            return train, test
+        if train or test:
+            lost = "test" if train else "train"
+            raise ConfigError(f"{folder / layout.format(lost)}: is missing beside {(train or test)[0].name}")
+    raise ConfigError(
+        f"{folder}: has no texts, and they cannot be downloaded. Put there train.txt and test.txt (each line a text, a "
+        "tab and the number of its class) with class.txt (a class name a line), or train.csv and test.csv (columns "
+        "title, body, label), or CFeD's files (such as thucnews_train_classIL1.csv and thucnews_test_classIL1.csv)"
+    )
+
+
+def read_texts(paths: list[Path], length: int, labelled: bool = True) -> Texts:
+    """The texts of txt or csv files, stripped and cut to their first `length` characters."""
+    read: list[tuple[str, str, tuple[Path, int]]] = []
+    for path in paths:
+        before = len(read)
+        records = _read_csv(path, labelled) if path.suffix == ".csv" else _read_lines(path)
+        try:
+            read += [(text[:length], label, (path, line)) for line, text, label in records]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}, line {_undecodable_line(path)}: is not UTF-8 ({error.reason})") from error
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        if len(read) == before:
+            raise ConfigError(f"{path}: has no texts")
+    texts, labels, places = (list(column) for column in zip(*read, strict=True))
+    return Texts(texts, labels, places)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not blank, stripped."""
+    try:
+        return [line.strip() for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}, line {_undecodable_line(path)}: is not UTF-8 ({error.reason})") from error
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, text, label) of lines `text<TAB>label`; blank lines are skipped."""
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                text, tab, label = line.rpartition("\t")
+                if not tab:
+                    raise ConfigError(f"{path}, line {number}: must be a text, a tab and the number of its class")
+                yield number, text.strip(), label.strip()
+
+
+def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
+    """(line, text, label) of the records of a csv file; the text is its title directly followed by its body."""
+    csv.field_size_limit(2**31 - 1)  # of characters, for the whole process; by default long articles are refused
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        line = 1
+        try:
+            header = next(rows, [])
+            columns, label = _columns(path, header, labelled) if header else ([], None)
+            line = rows.line_num + 1
+            for row in rows:
+                if row:
+                    if len(row) != len(header):
+                        raise ConfigError(f"{path}, line {line}: has {len(row)} values, must have {len(header)}")
+                    yield line, "".join(row[k].strip() for k in columns), "" if label is None else row[label].strip()
+                line = rows.line_num + 1
+        except csv.Error as error:
+            raise ConfigError(f"{path}, line {line}: is not a csv record ({error})") from error
+
+
+def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], int | None]:
+    """Which columns make the text, in this order, and which one is the label."""
+    names = [name.strip().lower() for name in header]
+    if names[-3:] == list(UNNAMED):
+        names[-3:] = UNNAMED.values()
+    texts = [k for kind in (TITLES, BODIES) for k, name in enumerate(names) if name in kind]
+    labels = [k for k, name in enumerate(names) if name in LABELS]
+    if not texts or (labelled and len(labels) != 1):
+        wanted = f"at least one of {', '.join(TITLES + BODIES)}" + f" and one of {', '.join(LABELS)}" * labelled
+        raise ConfigError(f"{path}, line 1: the columns {', '.join(header) or '(none)'} must have {wanted}")
+    return texts, labels[0] if labelled else None
+
+
+def _undecodable_line(path: Path) -> int:
+    """The first line that is not UTF-8."""
+    content = path.read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    raise AssertionError(f"{path} is UTF-8")
+
+
+def name_classes(train: Texts) -> tuple[str, ...]:
+    """The classes that the labels of the training data name themselves: numbers 0..C-1, or names in sorted order."""
+    found = set(train.labels)
+    if not all(is_number(label) for label in found):
+        return tuple(sorted(found))
+    for number in range(len(found)):
+        if str(number) not in found:
+            raise ConfigError(
+                f"{train.places[0][0].parent}: class {number} has no training text, but there are numbers beyond it; "
+                "name all classes in class.txt, one a line"
+            )
+    return tuple(str(number) for number in range(len(found)))
+
+
+def class_numbers(texts: Texts, classes: tuple[str, ...]) -> list[int]:
+    """The label of each text as a number; a label is the name of a class or its number from 0."""
+    numbers = {str(number): number for number in range(len(classes))}
+    numbers |= {name: number for number, name in enumerate(classes)}
+    try:
+        return [numbers[label] for label in texts.labels]
+    except KeyError:
+        row = next(k for k, label in enumerate(texts.labels) if label not in numbers)
+        path, line = texts.places[row]
+        named = "" if classes[0] == "0" else f" or one of {', '.join(classes)}"
+        raise ConfigError(
+            f"{path}, line {line}: the class '{texts.labels[row]}' must be a number from 0 to {len(classes) - 1}{named}"
+        ) from None
+
+
+def is_number(label: str) -> bool:
+    return re.fullmatch("[0-9]+", label) is not None

@@ -1,0 +1,609 @@
+"""Texts: both file layouts and that of CFeD, vocabularies and vectors, and TextCNN with its repeatable dropout."""
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from torch.func import functional_call, grad, vmap
+
+from fedexp.build import build
+from fedexp.data.text import PAD, UNK, DropoutKeys, TextDataset, UnlabelledTexts, encode, most_frequent
+from fedexp.data.types import TextShape
+from fedexp.errors import ConfigError
+from fedexp.models.textcnn import TextCNN, kept
+from world import composed
+
+OPTIONS = ("thucnews", "sogoucs", "sina2019")
+SMALL = TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3)
+
+
+def dataset(data_dir: Path, **values: Any) -> TextDataset:
+    defaults = {"name": "news", "length": 4, "max_words": 10, "vocabulary": None, "vectors": None, "classes": None}
+    return TextDataset(data_dir=str(data_dir), **{**defaults, **values})
+
+
+def write(data_dir: Path, **files: str) -> Path:
+    """Files of the set `news`; train_txt -> train.txt."""
+    folder = data_dir / "news"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        stem, _, suffix = name.rpartition("_")
+        (folder / f"{stem}.{suffix}").write_text(content, encoding="utf-8", newline="")
+    return folder
+
+
+def write_vocabulary(folder: Path, words: list[str], **arrays: np.ndarray) -> None:
+    (folder / "vocab.json").write_text(json.dumps({word: k for k, word in enumerate(words)}), encoding="utf-8")
+    np.savez(folder / "vectors.npz", **arrays)
+
+
+def decoded(data, x: torch.Tensor) -> list[str]:
+    """Texts as they were encoded, with _ for padding and ? for the unknown."""
+    marks = {PAD: "_", UNK: "?"}
+    return ["".join(marks.get(data.vocabulary[k], data.vocabulary[k]) for k in row) for row in x.tolist()]
+
+
+def message_of(action) -> str:
+    with pytest.raises(ConfigError) as error:
+        action()
+    return str(error.value)
+
+
+TXT = {"train_txt": "北京新闻大\t1\n 京 \t0\n", "test_txt": "闻x\t0\n", "class_txt": "sport\ngame"}
+
+
+# ---- layouts ----
+
+
+def test_lines_of_text_and_class_number(tmp_path):
+    write(tmp_path, **TXT)
+    data = dataset(tmp_path).load()
+    assert data.classes == ("sport", "game")
+    assert decoded(data, data.x_train) == ["北京新闻", "京___"]  # cut, stripped, padded
+    assert decoded(data, data.x_test) == ["闻?__"]
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 0], [0])
+    assert (data.x_train.dtype, data.y_train.dtype) == (torch.int32, torch.int64)
+    assert data.shape == TextShape(4, 6, None)
+    assert data.name == "news"
+
+
+def test_byte_order_mark_windows_line_ends_and_blank_lines_are_no_text(tmp_path):
+    write(tmp_path, train_txt="\ufeffa\t0\r\n\r\nb\t1\r\n", test_txt="\ufeffb\t1", class_txt="\ufeffx\r\ny\r\n")
+    data = dataset(tmp_path).load()
+    assert data.vocabulary == ("a", "b", UNK, PAD)
+    assert data.classes == ("x", "y")
+    assert data.y_train.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'title,body,label\n ab ,"c\nd",y\nc,,x\n',
+        'id,Label,Content,Title\n7,y,"c\nd",ab\n8,x,,c\n',  # other names and another order
+        'article,content,target\nab,"c\nd",y\n\nc, ,x\n',
+        'title,label\n"abc\nd",y\nc,x\n',
+        'content,label\n"abc\nd",y\nc,x\n',
+    ],
+)
+def test_csv_files_with_names_of_classes(content, tmp_path):
+    write(tmp_path, train_csv=content, test_csv=content)
+    data = dataset(tmp_path, length=6).load()
+    assert decoded(data, data.x_train) == ["abc\nd_", "c_____"]  # body directly after title
+    assert data.classes == ("x", "y")
+    assert data.y_test.tolist() == [1, 0]
+
+
+def test_csv_files_with_numbers_of_classes(tmp_path):
+    write(tmp_path, train_csv="body,label\na,1\nb,0\n", test_csv="body,label\na,1\n")
+    assert dataset(tmp_path).load().classes == ("0", "1")
+    data = dataset(tmp_path, classes=("x", "y", "z")).load()
+    assert (data.classes, data.y_train.tolist()) == (("x", "y", "z"), [1, 0])
+
+
+def test_order_of_classes_can_be_given(tmp_path):
+    write(tmp_path, train_csv="body,label\na,y\nb,x\n", test_csv="body,label\na,y\n", class_txt="x\ny\n")
+    assert dataset(tmp_path).load().y_train.tolist() == [1, 0]
+    assert dataset(tmp_path, classes=("y", "x")).load().y_train.tolist() == [0, 1]
+
+
+def test_files_of_cfeds_code(tmp_path):
+    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; the eval files are not used."""
+    folder = write(tmp_path)
+    for k in range(3):
+        for split in ("train", "eval", "test"):
+            content = f'0,1,2\n"{split[1]}\n","　b",{k}\n'
+            (folder / f"news_{split}_classIL{k + 1}.csv").write_text(content, encoding="utf-8")
+    data = dataset(tmp_path).load()
+    assert decoded(data, data.x_train) == ["rb__"] * 3
+    assert decoded(data, data.x_test) == ["?b__"] * 3
+    assert data.y_train.tolist() == data.y_test.tolist() == [0, 1, 2]
+    for split in ("train", "test"):
+        (folder / f"news_{split}_domainIL.csv").write_text(",0,1,2\n5,b,,0\n", encoding="utf-8")
+    assert len(dataset(tmp_path).load().x_train) == 3  # of classIL alone: the two overlap
+    for path in folder.glob("*classIL*"):
+        path.unlink()
+    data = dataset(tmp_path).load()
+    assert (decoded(data, data.x_train), data.classes) == (["b___"], ("0",))
+
+
+def test_surrogate_texts_have_no_labels_and_no_test_set(tmp_path):
+    write(tmp_path, **TXT, other_csv="article,content,target\n京大x, ,0\n,北,zzz\n")
+    like = dataset(tmp_path, length=2).load()
+    surrogate = UnlabelledTexts(
+        name="weibo",
+        data_dir=str(tmp_path),
+        file="news/other.csv",
+        length=9,
+        max_words=9,
+        vocabulary=None,
+        vectors=None,
+    )
+    data = surrogate.load(like)
+    assert decoded(data, data.x_train) == ["京?", "北_"]  # 大 is beyond the two characters of the other set
+    assert data.y_train.tolist() == [-1, -1]
+    assert (data.x_test.shape, len(data.y_test), data.classes) == ((0, 2), 0, ())
+    assert surrogate.load().shape == TextShape(9, 6, None)
+    for file in ("news/none.csv", "news/train.txt"):
+        assert message_of(replace(surrogate, file=file).load).startswith(f"dataset.file={file}: ")
+
+
+# ---- vocabulary and vectors ----
+
+
+def test_most_frequent_characters_with_ties_by_code_point():
+    assert most_frequent(["bbac", "cd"], 3) == ("b", "c", "a")
+    assert encode(["cab", ""], ("b", "c", UNK, PAD), 2).tolist() == [[1, 2], [3, 3]]
+
+
+def test_vocabulary_of_the_training_texts_is_limited(tmp_path):
+    write(tmp_path, train_txt="aab\t0\n", test_txt="cc\t0\n", class_txt="x\n")
+    data = dataset(tmp_path, max_words=1).load()
+    assert data.vocabulary == ("a", UNK, PAD)
+    assert data.x_train.tolist() == [[0, 0, 1, 2]]
+
+
+def test_vocabulary_and_vectors_from_files(tmp_path):
+    folder = write(tmp_path, **TXT)
+    vectors = np.arange(8.0).reshape(4, 2)
+    write_vocabulary(folder, ["新", UNK, PAD, "京"], other=np.eye(3), embeddings=vectors)
+    data = dataset(tmp_path, vocabulary="vocab.json", vectors="vectors.npz").load()
+    assert data.vocabulary == ("新", UNK, PAD, "京")
+    assert data.x_train.tolist() == [[1, 3, 0, 1], [3, 2, 2, 2]]
+    assert data.vectors.dtype == torch.float32
+    assert data.vectors.tolist() == vectors.tolist()
+    assert dataset(tmp_path, vocabulary="vocab.json").load().vectors is None
+
+
+def test_entries_for_unknown_and_padding_are_added_with_vectors(tmp_path):
+    folder = write(tmp_path, **TXT)
+    write_vocabulary(folder, ["新", "京"], anything=np.array([[1.0, 2.0], [3.0, 6.0]]), label=np.zeros(3))
+    data = dataset(tmp_path, vocabulary="vocab.json", vectors="vectors.npz").load()
+    assert data.vocabulary == ("新", "京", UNK, PAD)
+    assert data.vectors.tolist() == [[1, 2], [3, 6], [2, 4], [0, 0]]
+    write_vocabulary(folder, ["新", PAD, "京"], embeddings=np.ones((3, 2)))
+    assert dataset(tmp_path, vocabulary="vocab.json").load().vocabulary == ("新", PAD, "京", UNK)
+
+
+def test_another_set_shares_vocabulary_length_and_vectors(tmp_path):
+    folder = write(tmp_path / "a", **TXT)
+    write_vocabulary(folder, ["新", "京"], embeddings=np.ones((2, 3)))
+    like = dataset(tmp_path / "a", vocabulary="vocab.json", vectors="vectors.npz", length=3).load()
+    write(tmp_path / "b", train_txt="新x京京\t0\n", test_txt="z\t0\n", class_txt="only\n")
+    data = dataset(tmp_path / "b", vocabulary="none.json", length=7).load(like)
+    assert (data.vocabulary, data.vectors is like.vectors) == (like.vocabulary, True)
+    assert decoded(data, data.x_train) == ["新?京"]
+    assert data.classes == ("only",)
+    assert data.shape.length == like.shape.length
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("files", "values", "message"),
+    [
+        ({"test_txt": None}, {}, "test.txt: is missing beside train.txt"),
+        ({"train_txt": None}, {}, "train.txt: is missing beside test.txt"),
+        ({"train_txt": "a\t0\nbc 1\n"}, {}, "train.txt, line 2: must be a text, a tab and the number of its class"),
+        (
+            {"train_txt": "a\t0\n\nb\t2\n"},
+            {},
+            "train.txt, line 3: the class '2' must be a number from 0 to 1 or one of",
+        ),
+        (
+            {"test_txt": "a\t-1\n"},
+            {},
+            "test.txt, line 1: the class '-1' must be a number from 0 to 1 or one of sport, g",
+        ),
+        ({"test_txt": "a\t\n"}, {}, "test.txt, line 1: the class '' must be"),
+        ({"class_txt": None, "test_txt": "a\t5\n"}, {}, "test.txt, line 1: the class '5' must be a number from 0 to 1"),
+        ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, {}, "news: class 1 has no training text"),
+        ({"class_txt": "\n"}, {}, "class.txt: must have the name of a class in each line, all different"),
+        ({"class_txt": "a\na\n"}, {}, "class.txt: must have the name of a class in each line, all different"),
+        ({"train_txt": ""}, {}, "train.txt: has no texts"),
+        ({"test_txt": "\n \n"}, {}, "test.txt: has no texts"),
+        ({"vocab_json": None}, {"vocabulary": "vocab.json"}, "vocab.json: cannot be read"),
+        ({"vocab_json": "{"}, {"vocabulary": "vocab.json"}, "vocab.json: is not a json file"),
+        ({"vocab_json": "{}"}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character to a number of its"),
+        ({"vocab_json": "[1]"}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
+        ({"vocab_json": '{"a":0,"b":2}'}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
+        ({"vocab_json": '{"a":0,"b":0}'}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
+        ({"vocab_json": '{"a":0,"b":"1"}'}, {"vocabulary": "vocab.json"}, "vocab.json: must map each character"),
+    ],
+)
+def test_bad_files_are_named_with_line_and_what_is_allowed(files, values, message, tmp_path):
+    write(tmp_path, **{name: text for name, text in {**TXT, **files}.items() if text is not None})
+    text = message_of(dataset(tmp_path, **values).load)
+    assert text.startswith(str(tmp_path))
+    assert message in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "train.csv: has no texts"),
+        ("body,label\n", "train.csv: has no texts"),
+        ("text,label\na,0\n", "train.csv, line 1: the columns text, label must have at least one of title, body, con"),
+        ("body\na\n", "and one of label, target"),
+        ("body,label,target\na,0,0\n", "and one of label, target"),
+        ('body,label\n"a\nb",x\nc\n', "train.csv, line 4: has 1 values, must have 2"),
+        ('body,label\na,x\n"b,x\nc,x\n', "train.csv, line 3: is not a csv record"),
+    ],
+)
+def test_bad_csv_files(content, message, tmp_path):
+    write(tmp_path, train_csv=content, test_csv="body,label\na,x\n")
+    assert message in message_of(dataset(tmp_path).load)
+
+
+def test_a_test_label_that_is_no_class_is_named_with_its_line(tmp_path):
+    write(tmp_path, train_csv='body,label\n"a\nb",x\nb,y\n', test_csv='body,label\n"a\nb",x\nb,z\n')
+    expected = "test.csv, line 4: the class 'z' must be a number from 0 to 1 or one of x, y"
+    assert message_of(dataset(tmp_path).load).endswith(expected)
+
+
+@pytest.mark.parametrize("name", ["train.txt", "class.txt"])
+def test_files_in_another_encoding_are_refused(name, tmp_path):
+    folder = write(tmp_path, **TXT)
+    (folder / name).write_bytes("a\t0\n新闻\t1\n".encode("gb18030"))
+    assert f"{folder / name}, line 2: is not UTF-8" in message_of(dataset(tmp_path).load)
+
+
+def test_missing_files_are_listed(tmp_path):
+    text = message_of(dataset(tmp_path).load)
+    for part in (str(tmp_path / "news"), "train.txt", "class.txt", "train.csv", "cannot be downloaded"):
+        assert part in text
+
+
+def test_long_articles_are_no_damage(tmp_path):
+    article = "body,label\n" + "长" * 200_000 + ",x\n"  # beyond csv's default limit
+    write(tmp_path, train_csv=article, test_csv=article)
+    assert dataset(tmp_path).load().vocabulary == ("长", UNK, PAD)
+
+
+def test_bad_vectors(tmp_path):
+    folder = write(tmp_path, **TXT)
+    words, news = ["新", "京"], dataset(tmp_path, vocabulary="vocab.json", vectors="vectors.npz")
+    for arrays, message in [
+        ({"embeddings": np.ones((3, 2))}, rf"vectors.npz: has 3 vectors, but {folder / 'vocab.json'} 2 entries"),
+        ({"a": np.ones((2, 2)), "b": np.ones((2, 2))}, "the arrays a, b must include one matrix, or one named embed"),
+        ({"embeddings": np.ones(2)}, "the arrays embeddings must include one matrix"),
+        ({"embeddings": np.full((2, 2), np.nan)}, "embeddings must have finite floating-point numbers"),
+        ({"embeddings": np.array([["a", "b"]] * 2)}, "embeddings must have finite floating-point numbers"),
+        (
+            {"embeddings": np.array([[None, 1]] * 2)},
+            "vectors.npz: is not a whole npz file of numbers",
+        ),  # would unpickle
+    ]:
+        write_vocabulary(folder, words, **arrays)
+        assert message in message_of(news.load)
+    path = folder / "vectors.npz"
+    np.savez_compressed(path, embeddings=np.random.default_rng(0).random((2, 500)))
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (b"", b"text", whole[:middle], whole[:middle] + bytes(50) + whole[middle + 50 :]):
+        path.write_bytes(damaged)
+        assert "vectors.npz: is not a whole npz file" in message_of(news.load)
+    with path.open("wb") as file:
+        np.save(file, np.ones((2, 2)))
+    assert "vectors.npz: is not a whole npz file" in message_of(news.load)
+    path.unlink()
+    assert "vectors.npz: is missing; dataset.vectors=null" in message_of(news.load)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"length": 0}, "dataset.length=0: must be at least 1"),
+        ({"max_words": 0}, "dataset.max_words=0: must be at least 1"),
+        ({"name": "a/b"}, "dataset.name=a/b: must be"),
+        ({"vectors": "v.npz"}, "dataset.vectors=v.npz: must be null without dataset.vocabulary"),
+        ({"classes": ("a", "a")}, "dataset.classes=('a', 'a'): must be different names, or null"),
+        ({"classes": ()}, "dataset.classes=(): must be different names, or null"),
+    ],
+)
+def test_bad_values_are_named(values, message, tmp_path):
+    assert message_of(lambda: dataset(tmp_path, **values)).startswith(message)
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "weibo"])
+def test_options_build_under_their_own_names(option):
+    built = build(composed(f"dataset={option}", "model=textcnn")).groups["dataset"]
+    assert (built.name, built.length, built.max_words, built.kind) == (option, 32, 10_000, "text")
+    assert isinstance(built.augmentation, DropoutKeys)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_bring_the_protocol_of_cfed(option):
+    built = build(composed(f"dataset={option}"))
+    local = built.local
+    assert (built.settings.num_clients, built.settings.cohort_size, built.settings.rounds) == (100, 10, 20)
+    assert (local.optimizer, local.batch_size, local.epochs, local.lr_decay, local.weight_decay) == (
+        "adam",
+        10,
+        10,
+        1,
+        0,
+    )
+
+
+def test_kinds_of_models_and_data_match():
+    for option, kind in (("cnn", "images"), ("resnet10", "images"), ("resnet18", "images"), ("textcnn", "text")):
+        model = build(composed(f"model={option}")).groups["model"]
+        assert (model.reads, model.mixes_examples) == (kind, option.startswith("resnet"))
+        assert model.vectorises == (option == "cnn")
+    assert build(composed()).groups["dataset"].kind == "images"
+    assert replace(SMALL, dropout=0.0).vectorises
+
+
+# ---- draws ----
+
+
+def test_draws_become_the_last_column(tmp_path):
+    write(tmp_path, **TXT)
+    data = dataset(tmp_path).load()
+    index = torch.tensor([[1, 0], [1, 1]])
+    draws = torch.from_numpy(DropoutKeys().draw(np.random.default_rng(0), 4, 1, 2)).view(2, 2, 1)
+    plain = data.inputs(data.x_train, index, None, None, torch.float32)
+    assert plain.dtype == torch.int64
+    assert torch.equal(plain, data.x_train[index].long())
+    keyed = data.inputs(data.x_train, index, draws, None, torch.float32)
+    assert torch.equal(keyed, torch.cat([plain, draws], -1))
+    mapped = vmap(lambda i, d: data.inputs(data.x_train, i, d, None, torch.float32))(index, draws)
+    assert torch.equal(mapped, keyed)
+
+
+def test_keys_are_spread_over_all_integers_and_do_not_depend_on_their_number():
+    few, many = (DropoutKeys().draw(np.random.default_rng(3), n) for n in (10, 4000))
+    assert np.array_equal(few, many[:10])
+    assert (many.shape, many.dtype) == ((4000, 1), np.int64)
+    assert abs((many / 2**63).mean()) < 0.05
+    assert (many < 0).any()
+    assert np.abs(many).max() > 0.99 * 2**63
+
+
+# ---- TextCNN ----
+
+
+def textcnn(**changes: Any) -> TextCNN:
+    node = OmegaConf.to_container(composed("model=textcnn").model)
+    node = {key: value for key, value in node.items() if key != "_target_"}
+    return TextCNN(**{**node, "heights": tuple(node["heights"]), **changes})
+
+
+@pytest.mark.parametrize(
+    ("words", "width", "classes", "count"),
+    [
+        (6615, 300, 9, 6615 * 300 + 769_777),  # CFeD's vocabulary and vectors
+        (4762, 200, 10, 4762 * 200 + 256 * (2 + 3 + 4) * 200 + 3 * 256 + 769 * 100 + 101 * 10),
+    ],
+)
+def test_parameter_counts(words, width, classes, count):
+    with torch.device("meta"):
+        model = textcnn().build(TextShape(32, words, torch.empty(words, width)), classes)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_vectors_are_the_first_embedding_and_else_the_configured_width():
+    vectors = torch.randn(7, 6)
+    model = textcnn().build(TextShape(5, 7, vectors), 3)
+    assert torch.equal(model.embedding.weight, vectors)
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    assert vectors.abs().min() > 0  # its own copy
+    model = textcnn().build(TextShape(5, 500, None), 3)
+    assert model.embedding.weight.shape == (500, 300)
+    assert float(model.embedding.weight.detach().std()) == pytest.approx(1, abs=0.02)
+
+
+def test_initialisation_is_xavier_normal_with_the_fans_of_a_convolution_over_a_plane():
+    model = textcnn().build(TextShape(32, 10, None), 9)
+    for layer, height in zip(model.convolutions, (2, 3, 4), strict=True):
+        area = height * 300
+        assert float(layer.weight.detach().std()) == pytest.approx((2 / (area + 256 * area)) ** 0.5, rel=0.02)
+    assert float(model.hidden.weight.detach().std()) == pytest.approx((2 / (768 + 100)) ** 0.5, rel=0.02)
+    for layer in (*model.convolutions, model.hidden, model.classifier):
+        assert not layer.bias.any()
+
+
+def obvious(model, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and logits of one text, filter by filter and window by window."""
+    vectors, outputs = model.embedding.weight[words], []
+    for layer in model.convolutions:
+        height = layer.weight.shape[2]
+        for weight, bias in zip(layer.weight[:, 0], layer.bias, strict=True):
+            values = [(weight * vectors[k : k + height]).sum() + bias for k in range(len(words) - height + 1)]
+            outputs.append(torch.stack(values).clamp(min=0).max())
+    features = model.hidden.weight @ torch.stack(outputs) + model.hidden.bias
+    return features, model.classifier.weight @ features + model.classifier.bias
+
+
+def small_model(**changes: Any):
+    """In float64, with biases that are not zero."""
+    torch.manual_seed(0)
+    model = replace(SMALL, **changes).build(TextShape(6, 9, None), 3).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def test_equals_the_obvious_implementation():
+    model = small_model().eval()
+    x = torch.randint(9, (7, 6))
+    out = model(x)
+    expected = [torch.stack(rows) for rows in zip(*(obvious(model, words) for words in x), strict=True)]
+    torch.testing.assert_close(out.features, expected[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(out.logits, expected[1], rtol=1e-12, atol=1e-12)
+    loss, same = out.logits.logsumexp(1).sum(), expected[1].logsumexp(1).sum()
+    parameters = list(model.parameters())
+    for got, want in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(same, parameters), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("key", ["filters", "hidden", "dimension"])
+def test_bad_sizes_of_the_model_are_named(key):
+    assert message_of(lambda: textcnn(**{key: 0})) == f"model.{key}=0: must be at least 1"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"heights": ()}, "model.heights=[]: must be a non-empty list of positive integers"),
+        ({"heights": (2, 0)}, "model.heights=[2, 0]: must be a non-empty list of positive integers"),
+        ({"dropout": 1.0}, "model.dropout=1.0: must be at least 0 and less than 1"),
+        ({"dropout": -0.1}, "model.dropout=-0.1: must be at least 0 and less than 1"),
+    ],
+)
+def test_bad_values_of_the_model_are_named(values, message):
+    assert message_of(lambda: textcnn(**values)) == message
+
+
+def test_texts_shorter_than_a_filter_are_refused():
+    with pytest.raises(ConfigError, match=re.escape("model.heights=[2, 3, 4]: needs texts of at least 4 characters")):
+        textcnn().build(TextShape(3, 10, None), 2)
+
+
+# ---- dropout ----
+
+
+def splitmix(key: int, unit: int) -> int:
+    """The hash of `kept` in Python's unbounded integers: 0..2^64 - 1."""
+
+    def finalise(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    return finalise((finalise(key % 2**64) + (unit + 1) * 0x9E3779B97F4A7C15) % 2**64)
+
+
+def test_kept_units_are_those_of_the_integer_hash():
+    # SplitMix64's first number from the state 0 (prng.di.unimi.it/splitmix64.c); the finaliser leaves 0 as it is.
+    assert splitmix(0, 0) == 0xE220A8397B1DCDAF
+    keys = [0, -1, 2**63 - 1, -(2**63), *DropoutKeys().draw(np.random.default_rng(1), 20)[:, 0].tolist()]
+    for p in (0.1, 0.5, 0.93):
+        # A signed comparison against the threshold orders numbers as bits with the sign flipped do.
+        expected = [[(splitmix(key, unit) + 2**63) % 2**64 >= round(p * 2**64) for unit in range(50)] for key in keys]
+        assert kept(torch.tensor(keys)[:, None], 50, p).tolist() == expected
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1])
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("kind", ["neighbours", "random"])
+def test_masks_are_uniform_and_independent(p, kind):
+    """Rates and correlations of 2000 x 768 units lie within 5 standard deviations."""
+    drawn = torch.from_numpy(DropoutKeys().draw(np.random.default_rng(5), 2000))
+    keys = drawn if kind == "random" else torch.arange(-1000, 1000)[:, None]
+    mask = kept(keys, 768, p)
+    deviation = (p * (1 - p)) ** 0.5
+    for share, n in ((mask.double().mean(), mask.numel()), (mask.double().mean(0), 2000), (mask.double().mean(1), 768)):
+        assert float((share - (1 - p)).abs().max()) < 5 * deviation / n**0.5
+    for key_step, unit_step in ((1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (256, 0), (0, 256)):
+        rows, columns = 2000 - key_step, 768 - unit_step
+        moved = mask[key_step:, unit_step:]
+        assert abs(correlation(mask[:rows, :columns], moved)) < 5 / moved.numel() ** 0.5
+    if p == 0.5:  # of 1024 patterns of ten units, 2000 draws meet 1024 (1 - exp(-2000 / 1024)) = 879
+        patterns = (mask[:, :10] * 2 ** torch.arange(10)).sum(1)
+        assert len(patterns.unique()) == pytest.approx(879, abs=50)
+
+
+def keyed(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    return torch.cat([x, torch.from_numpy(DropoutKeys().draw(np.random.default_rng(seed), len(x)))], 1)
+
+
+def test_dropout_scales_what_it_keeps_and_repeats():
+    model = small_model(filters=6).train()
+    x = keyed(torch.randint(9, (5, 6)))
+    maps = model._convolved(model.embedding(x[:, :6]))
+    scaled = maps * kept(x[:, 6:], 12, 0.25) / 0.75
+    out = model(x)
+    torch.testing.assert_close(out.features, model.hidden(scaled), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(out.logits, model.classifier(out.features), rtol=1e-12, atol=1e-12)
+    assert torch.equal(model(x).logits, out.logits)
+    torch.testing.assert_close(model(x.flip(0)).logits, out.logits.flip(0), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(model(keyed(x[:, :6], seed=1)).logits, out.logits)
+
+
+def test_no_dropout_in_evaluation_without_a_key_or_at_rate_zero():
+    x = torch.randint(9, (5, 6))
+    model = small_model().train()
+    plain = model(x).logits
+    assert not torch.equal(model(keyed(x)).logits, plain)
+    assert torch.equal(model.eval()(x).logits, plain)
+    assert torch.equal(model(keyed(x)).logits, plain)
+    assert torch.equal(small_model(dropout=0.0).train()(keyed(x)).logits, plain)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_clients_with_their_own_weights_under_vmap(train):
+    """Losses and gradients of three clients at once are those of each alone."""
+    model = small_model().train(train)
+    stacked = {k: torch.randn(3, *p.shape, dtype=p.dtype) for k, p in model.named_parameters()}
+    x, y = torch.stack([keyed(torch.randint(9, (4, 6)), seed) for seed in range(3)]), torch.randint(3, (3, 4))
+
+    def loss(params, x, y):
+        return F.cross_entropy(functional_call(model, params, (x,)).logits, y)
+
+    together = vmap(grad(loss))(stacked, x, y)
+    for k in range(3):
+        alone = grad(loss)({name: value[k] for name, value in stacked.items()}, x[k], y[k])
+        for name, value in alone.items():
+            torch.testing.assert_close(together[name][k], value, rtol=1e-11, atol=1e-12)
+
+
+# ---- the real data ----
+
+
+@pytest.mark.data
+def test_real_thucnews_and_weibo():
+    data_dir = Path(os.environ.get("FEDEXP_DATA", "data")).absolute()
+    if not (data_dir / "thucnews" / "train.txt").exists():
+        pytest.skip(f"{data_dir / 'thucnews'} is not there; set FEDEXP_DATA to the folder that has it")
+    data = build(composed("dataset=thucnews", f"data_dir='{data_dir}'")).groups["dataset"].load()
+    assert (data.x_train.shape, data.x_test.shape) == ((10_000, 32), (10_000, 32))
+    assert torch.bincount(data.y_train).tolist() == torch.bincount(data.y_test).tolist() == [1000] * 10
+    assert (data.classes[0], data.classes[9]) == ("finance", "entertainment")
+    assert decoded(data, data.x_train[:1]) == ["体验2D巅峰 倚天屠龙记十大创新概览".ljust(32, "_")]
+    assert (data.vocabulary[0], data.vocabulary[-2:]) == (" ", (UNK, PAD))
+    assert data.vectors.shape == (4762, 200)
+    assert float(data.vectors[0, 0]) == pytest.approx(0.11990029)
+    assert int((data.x_train == data.vocabulary.index(UNK)).sum()) == 29
+    weibo = build(composed("dataset=weibo", f"data_dir='{data_dir}'")).groups["dataset"].load(data)
+    assert weibo.x_train.shape == (3924, 32)
+    assert weibo.vocabulary == data.vocabulary
+    assert decoded(weibo, weibo.x_train[1:2]) == ["大闸蟹&amp;红宝石 幸福?！".ljust(32, "_")]
+    assert set(weibo.y_train.tolist()) == {-1}
