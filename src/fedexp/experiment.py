@@ -45,6 +45,7 @@ class Experiment:
     engine: Engine
     metrics: Metrics
     initial: Params  # the initial global model, with what the algorithm trains beside it
+    initial_buffers: Params  # its running statistics
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
 
     @property
@@ -77,7 +78,7 @@ class Experiment:
         server = self.algorithm.server_init(model, self.stages[0].federation)
         counts = [stage.partition.counts for stage in self.stages]
         history = History(np.stack(counts), self.rounds_per_task) if len(counts) > 1 else History(counts[0])
-        return State(server | {"buffers": self.bench.net.buffers()}, history)
+        return State(server | {"buffers": self.initial_buffers}, history)
 
 
 @dataclass

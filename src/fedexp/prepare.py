@@ -69,6 +69,7 @@ def prepare(built: Built) -> Prepared:
         engine=engine,
         metrics=metrics,
         initial=algorithm.server_init(initial, divided[0].federation)["params"],
+        initial_buffers=bench.net.buffers(),
         mixes_examples=model.mixes_examples,
     )
     return Prepared(experiment, hardware)

@@ -65,7 +65,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
     evaluated = number % experiment.settings.eval_interval == 0 or experiment.ends_task(number)
     server = state.server
     if number > 1 and experiment.within_task(number) == 1:
-        server = algorithm.begin_task(server, experiment.initial, info)
+        server = algorithm.begin_task(server, experiment.initial | experiment.initial_buffers, info)
     clients = sample(experiment, number)
     kept: Mapping[int, Tree] = state.clients
     done: list[Answers] = []
@@ -214,7 +214,7 @@ def assemble(
         make_schedule(
             part=role.training_part(info, client),
             local=replace(bench.local, epochs=role.epochs(bench.local)),
-            augmentation=bench.augmentation,
+            augmentation=bench.augmentation if role.augments else None,
             image_size=bench.data.image_size,
             seed=seed,
             round=number,

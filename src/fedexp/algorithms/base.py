@@ -67,6 +67,7 @@ class FedAvg:
     scenarios: ClassVar[tuple[str, ...]] = ("none", "class_incremental", "domain_incremental")  # that it is defined for
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
     trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics
+    augments: ClassVar[bool] = True  # its training examples, where the data set says how
 
     paradigm: str = "federated"  # or centralized: one client holds all training data
 
@@ -107,7 +108,7 @@ class FedAvg:
     # --- who does what, on the host
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        """The server's state when another task than the first begins; `initial`: the initial server's model."""
+        """The server's state when another task than the first begins; `initial`: the initial model with its buffers."""
         return server
 
     def exchanges(self, info: Federation) -> "Sequence[FedAvg]":

@@ -18,12 +18,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch.func import grad, vmap
 
 from fedexp import tree
-from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.base import FedAvg, first_pass
+from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.fisher import ESTIMATORS, squares
 from fedexp.errors import require, require_choice
 from fedexp.tree import Params, Tree
 
@@ -37,7 +36,7 @@ class FedCurv(FedAvg):
     def __post_init__(self) -> None:
         require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
         require(self.samples >= 0, "algorithm.samples", self.samples, "at least 0")
-        require_choice("algorithm.estimator", self.estimator, ("batch", "sample"))
+        require_choice("algorithm.estimator", self.estimator, ESTIMATORS)
 
     @property
     def needs(self) -> Needs:
@@ -73,24 +72,7 @@ class FedCurv(FedAvg):
         total = tree.zeros_like(params)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             counts = ((mask.sum() > 0) & (seen <= self.samples)).to(seen.dtype)
-            squares, number = self.squares(net, params, batch, mask)
-            total = {k: total[k] + counts * squares[k] for k in total}
+            found, number = squares(net, params, batch, mask, self.estimator)
+            total = {k: total[k] + counts * found[k] for k in total}
             parts, seen = parts + counts * number, seen + mask.sum()
         return {k: v / parts.clamp(min=1) for k, v in total.items()}
-
-    def squares(
-        self, net: Network, params: Params, batch: Batch, mask: torch.Tensor
-    ) -> tuple[Params, torch.Tensor | float]:
-        """Sum of squared gradients over a batch, and of how many."""
-        if self.estimator == "batch":
-
-            def loss(p: Params) -> torch.Tensor:
-                return masked_mean(F.cross_entropy(net(p, batch.x).logits, batch.y, reduction="none"), mask)
-
-            return {k: g * g for k, g in grad(loss)(params).items()}, 1.0
-
-        def one(p: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return F.cross_entropy(net(p, x[None]).logits, y[None])
-
-        grads = vmap(grad(one), in_dims=(None, 0, 0))(params, batch.x, batch.y)
-        return {k: torch.tensordot(mask, g * g, 1) for k, g in grads.items()}, mask.sum()

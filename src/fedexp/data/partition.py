@@ -237,6 +237,32 @@ class Sharding(Partitioner):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shards(Partitioner):
+    """All examples are cut into s*K shards of about equal size, of which every client draws s (McMahan et al. 2017; CFeD,
+    IJCAI 2022, section 5.3): from a random order, or sorted by label (then a shard holds one or two classes)."""
+
+    shards_per_client: int  # s
+    sort_by_label: bool
+
+    def __post_init__(self):
+        require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        total = self.shards_per_client * num_clients
+        if total > len(labels):
+            raise ConfigError(
+                f"shards_per_client={self.shards_per_client} with num_clients={num_clients}: {len(labels)} examples "
+                f"cannot be cut into {total} shards; fewer shards or clients work"
+            )
+        order = rng.permutation(len(labels))
+        if self.sort_by_label:
+            order = order[np.argsort(labels[order], kind="stable")]
+        shards = np.array_split(order, total)
+        table = rng.permutation(total).reshape(num_clients, self.shards_per_client)
+        return [np.concatenate([shards[i] for i in row]) for row in table], {}
+
+
 def _shuffled_blocks(indices: np.ndarray, number: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Contiguous equal blocks in random order; the last `len % number` indices are appended to the first blocks."""
     whole = len(indices) // number * number

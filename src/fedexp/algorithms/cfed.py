@@ -1,0 +1,125 @@
+"""CFeD: some clients learn the new task while others review the old ones, on unlabelled surrogate examples.
+
+Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq. (3)-(6). Task 1 is FedAvg.
+In a round of task t > 1, N = ceil(review_fraction m) of the m sampled clients review, drawn anew in every round, and the
+others learn, all from the same global model for E epochs:
+    learner   L = CE on its examples of task t
+    reviewer  L = lambda_d L_d on its own surrogate examples, teacher theta_{t-1} (see continual.py)
+and the server averages with the n_k of the new task for both kinds.
+`server_distillation` (section 4.3), from the first task on: the server's surrogate set is cut at random into m + 1
+contiguous parts; part j gets the soft labels of local model j, the last those of the global model before the round; the
+average is trained on all of them with L_d, for E epochs of batches of `server_batch_size` with the clients' optimizer.
+Readings (protocols.md C1-C8): N is rounded up; lambda_d stays on the reviewers' loss; no client does both; teachers are
+in eval mode; the server's term has weight 1.
+`paradigm=centralized` (algorithm=cfed_c): one model; batches of the new task (CE) are mixed with as many surrogate
+batches (lambda_d L_d).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp import optimizers
+from fedexp.algorithms import distillation
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.continual import Remembering, distillation_loss
+from fedexp.algorithms.contract import Batch, Context, Federation, Needs, Network, ServerNetwork, ServerRound
+from fedexp.errors import require
+from fedexp.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class CFeD(Remembering):
+    lambda_d: float  # weight of the review, >= 0
+    temperature: float  # T of teacher and student
+    review_fraction: float  # alpha: of the sampled clients, from the second task on
+    server_distillation: bool
+    server_batch_size: int
+
+    def __post_init__(self) -> None:
+        require(0 <= self.lambda_d < math.inf, "algorithm.lambda_d", self.lambda_d, "finite and at least 0")
+        require(0 < self.temperature < math.inf, "algorithm.temperature", self.temperature, "finite, greater than 0")
+        require(0 <= self.review_fraction <= 1, "algorithm.review_fraction", self.review_fraction, "from 0 to 1")
+        require(self.server_batch_size >= 1, "algorithm.server_batch_size", self.server_batch_size, "at least 1")
+
+    @property
+    def needs(self) -> Needs:
+        holders = "clients and server" if self.server_distillation else "clients"
+        return Needs(server_state="old model", down=1, data=f"surrogate, unlabelled ({holders})", surrogate=True)
+
+    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> Sequence[FedAvg]:
+        if info.task == 0:
+            return [Learner()] * len(clients)
+        if self.paradigm == "centralized":
+            return [Student(lambda_d=self.lambda_d, temperature=self.temperature)] * len(clients)
+        reviewers = math.ceil(self.review_fraction * len(clients) - 1e-9)
+        chosen = rng.permutation(len(clients))[:reviewers]
+        reviewer = Reviewer(lambda_d=self.lambda_d, temperature=self.temperature)
+        return [reviewer if position in chosen else Learner() for position in range(len(clients))]
+
+    def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        return self.distil(net, server, messages, round) if self.server_distillation else server
+
+    def distil(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        examples, local = round.surrogate, round.local
+        assert examples is not None
+        old = round.previous["params"] | round.previous["buffers"]
+        teachers = [*distillation.local_models(messages, round.buffers), old]
+        parts = np.array_split(round.rng.permutation(len(examples)), len(teachers))
+        answers = examples.answers(teachers, parts)
+        targets = torch.empty(len(examples), answers[0].shape[-1], dtype=answers[0].dtype, device=answers[0].device)
+        for part, answer in zip(parts, answers, strict=True):
+            targets[torch.as_tensor(part, device=targets.device)] = answer
+
+        def loss(student: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
+            teacher = targets[torch.as_tensor(numbers, device=targets.device)]
+            return distillation_loss(student, teacher, self.temperature).mean()
+
+        net.load(server["params"], server["buffers"])
+        memory, steps = optimizers.memory_of(net.snapshot(), local), iter(range(2**62))
+
+        def update(params: Params, grads: Params) -> None:
+            optimizers.step_in_place(params, grads, memory, round.lr, local, next(steps))
+
+        batches = distillation.minibatches(round.rng, len(examples), self.server_batch_size, local.epochs)
+        distillation.fit(net, examples, batches, loss, update)
+        return distillation.refined(net, server)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner(FedAvg):
+    """Trains on its examples of the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reviewer(FedAvg):
+    """Trains on its surrogate examples, as the old model answers them."""
+
+    lambda_d: float
+    temperature: float
+
+    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
+        return info.surrogate[client]
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        teacher = net(ctx.server["old"], batch.x).logits.detach()
+        return self.lambda_d * distillation_loss(net(params, batch.x).logits, teacher, self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Student(Reviewer):
+    """Does both, in batches of one kind each (the centralised form); surrogate examples have the label -1."""
+
+    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
+        new, old = info.parts[client], info.surrogate[client]
+        return new, np.resize(old, len(new))  # as many, repeated or cut as it takes
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        logits, teacher = net(params, batch.x).logits, net(ctx.server["old"], batch.x).logits.detach()
+        learning = F.cross_entropy(logits, batch.y.clamp(min=0), reduction="none")
+        reviewing = self.lambda_d * distillation_loss(logits, teacher, self.temperature)
+        return torch.where(batch.y < 0, reviewing, learning)

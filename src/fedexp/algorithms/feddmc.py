@@ -1,0 +1,145 @@
+"""FedDMC: a separate model learns the new classes, and is then consolidated with the old one on unlabelled examples.
+
+J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4), as the baseline of
+CFeD (IJCAI 2022, section 5.3). Task 1 is FedAvg. A round of task t > 1 has two exchanges with the same clients:
+1. the new model, initialised as the run began, learns task t: CE over its classes alone;
+2. a student is trained on each client's own surrogate examples (FedDMC_full: on the whole set) for `epochs_factor` times
+   E epochs at `rate_factor` times the learning rate, with
+       L = 1/C' sum_c (z_c - t_c)^2 over the C' classes seen so far,
+   t_c = the old model's logits for the old classes and the new model's for the new ones, each minus its mean over these.
+The server averages after each. The new model stays from round to round of a task. The student starts anew in every round
+(`student=initial`, as in CFeD's released code) or from the global model (`student=global`).
+Switch `targets`: `split` as above; `added`, as in CFeD's released code: all C outputs of both models, each minus its mean
+over C, added up, and L over all C classes; the new model then learns with CE over all C.
+Only where tasks bring new classes. `paradigm=centralized` (algorithm=dmc): DMC.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp import tree
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.continual import Remembering
+from fedexp.algorithms.contract import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.errors import require, require_choice
+from fedexp.settings import LocalTraining
+from fedexp.tree import Params, Tree
+
+
+def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
+    """logits [B, C] minus their mean over the classes with member [C] = 1; 0 elsewhere."""
+    return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDMC(Remembering):
+    scenarios = ("class_incremental",)
+
+    targets: str  # split | added
+    student: str  # initial | global
+    epochs_factor: int  # epochs of the consolidation, in multiples of E
+    rate_factor: float  # its learning rate, in multiples of that of the round
+    whole_set: bool  # every client has all surrogate examples (FedDMC_full)
+
+    def __post_init__(self) -> None:
+        require_choice("algorithm.targets", self.targets, ("split", "added"))
+        require_choice("algorithm.student", self.student, ("initial", "global"))
+        require(self.epochs_factor >= 1, "algorithm.epochs_factor", self.epochs_factor, "at least 1")
+        require(0 < self.rate_factor < math.inf, "algorithm.rate_factor", self.rate_factor, "finite, greater than 0")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            server_state="old, new and initial model",
+            up=1,
+            down=3,
+            data=f"surrogate, unlabelled (clients{', whole' if self.whole_set else ''})",
+            surrogate=True,
+        )
+
+    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+        old, new = (member(classes, info, initial) for classes in (info.classes_before(), info.tasks[info.task]))
+        return super().begin_task(server, initial, info) | {
+            "new": initial,
+            "initial": initial,
+            "old_classes": old,
+            "new_classes": new,
+        }
+
+    def exchanges(self, info: Federation) -> Sequence[FedAvg]:
+        if info.task == 0:
+            return (self,)
+        shared = {name: getattr(self, name) for name in ("targets", "student", "epochs_factor", "rate_factor")}
+        return NewModel(targets=self.targets), Consolidation(**shared, whole_set=self.whole_set)
+
+
+def member(classes: Sequence[int], info: Federation, params: Params) -> torch.Tensor:
+    """[C]: 1 for these classes, else 0."""
+    ones = next(iter(params.values())).new_zeros(info.num_classes)
+    ones[list(classes)] = 1
+    return ones
+
+
+def split(model: Params, server: Tree) -> Tree:
+    """A model with its running statistics as a client is sent one to train."""
+    return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewModel(FedAvg):
+    """Trains the model of the new classes."""
+
+    trains_model = False
+
+    targets: str
+
+    def broadcast(self, server: Tree) -> Tree:
+        return split(server["new"], server) | {"new_classes": server["new_classes"]}
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        logits = net(params, batch.x).logits
+        if self.targets == "split":
+            logits = logits.masked_fill(ctx.server["new_classes"] == 0, -torch.inf)
+        return F.cross_entropy(logits, batch.y, reduction="none")
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        params = tree.weighted_mean(messages["params"], round.weights)
+        return server | {"new": params | tree.average_buffers(round.buffers, round.weights)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consolidation(FedAvg):
+    """Trains the student on surrogate examples."""
+
+    targets: str
+    student: str
+    epochs_factor: int
+    rate_factor: float
+    whole_set: bool
+
+    def broadcast(self, server: Tree) -> Tree:
+        start = split(server["initial"], server) if self.student == "initial" else {"params": server["params"]}
+        return start | {k: server[k] for k in ("old", "new", "old_classes", "new_classes")}
+
+    def epochs(self, local: LocalTraining) -> int:
+        return self.epochs_factor * local.epochs
+
+    def rate(self, lr: float) -> float:
+        return self.rate_factor * lr
+
+    def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
+        return info.unlabelled if self.whole_set else info.surrogate[client]
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        teachers = [net(ctx.server[which], batch.x).logits.detach() for which in ("old", "new")]
+        members = [ctx.server["old_classes"], ctx.server["new_classes"]]
+        if self.targets == "added":
+            members = [torch.ones_like(members[0])] * 2
+        target = sum(centred(*pair) for pair in zip(teachers, members, strict=True))
+        seen = (members[0] + members[1]).clamp(max=1)
+        return ((net(params, batch.x).logits - target) ** 2 * seen).sum(-1) / seen.sum()

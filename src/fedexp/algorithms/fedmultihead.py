@@ -1,0 +1,65 @@
+"""FedMultiHead: one head per task on a shared body, tested with the head of each example's task.
+
+The upper bound of CFeD (IJCAI 2022, section 5.3; protocols.md C-E1): it is told the task at test. With disjoint classes
+the heads are rows of the classifier; where tasks share their labels each has C rows of its own. Training sees the rows
+of the current task only, and the server puts the others back as they were, whatever the optimizer did to them (weight
+decay), so that inactive heads stay untouched.
+`paradigm=centralized` (algorithm=multihead): multi-head training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.continual import TASKS
+from fedexp.algorithms.contract import Batch, Context, Federation, Network, ServerRound
+from fedexp.algorithms.heads import HEAD, by_head
+from fedexp.models import classifier_of
+from fedexp.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMultiHead(FedAvg):
+    scenarios = TASKS
+
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+        rows, classifier = int(self.heads(info.tasks).max()) + 1, classifier_of(module)
+        if rows != classifier.out_features:
+            module.classifier = nn.Linear(classifier.in_features, rows)
+        return module
+
+    def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray:
+        num_classes = 1 + max(c for classes in tasks for c in classes)
+        disjoint = sum(map(len, tasks)) == len({c for classes in tasks for c in classes})
+        rows = np.full((len(tasks), num_classes), -1, dtype=np.int64)
+        for task, classes in enumerate(tasks):
+            rows[task, list(classes)] = list(classes) if disjoint else task * num_classes + np.asarray(classes)
+        return rows
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        return {"params": params, "rows": self.rows_of(info, params)}
+
+    def rows_of(self, info: Federation, params: Params) -> torch.Tensor:
+        """int64 [C] of the current task."""
+        return torch.from_numpy(self.heads(info.tasks)[info.task]).to(next(iter(params.values())).device)
+
+    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+        return server | {"rows": self.rows_of(info, server["params"])}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {"params": server["params"], "rows": server["rows"]}
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        logits = by_head(net(params, batch.x).logits, ctx.server["rows"])
+        return F.cross_entropy(logits, batch.y, reduction="none")
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        new, rows = super().aggregate(server, messages, round), server["rows"]
+        active = rows[rows >= 0]
+        restored = {k: server["params"][k].index_copy(0, active, new["params"][k][active]) for k in HEAD}
+        return new | {"params": new["params"] | restored}

@@ -1,0 +1,38 @@
+"""The diagonal of the empirical Fisher information: mean squared gradients of -log q(y|x), the labels as given."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms.contract import Batch, Network
+from fedexp.algorithms.heads import by_head
+from fedexp.tree import Params
+
+ESTIMATORS = ("batch", "sample")
+
+
+def squares(
+    net: Network, params: Params, batch: Batch, mask: torch.Tensor, estimator: str, rows: torch.Tensor | None = None
+) -> tuple[Params, torch.Tensor | float]:
+    """(sum of squared gradients over a batch, of how many): of every example (`sample`), or the one of the mean
+    cross-entropy (`batch`). mask [B]; rows: see heads.by_head, None: one head for all."""
+
+    def logits(p: Params, x: torch.Tensor) -> torch.Tensor:
+        outputs = net(p, x).logits
+        return outputs if rows is None else by_head(outputs, rows)
+
+    if estimator == "batch":
+
+        def loss(p: Params) -> torch.Tensor:
+            return masked_mean(F.cross_entropy(logits(p, batch.x), batch.y, reduction="none"), mask)
+
+        return {k: g * g for k, g in grad(loss)(params).items()}, 1.0
+
+    def one(p: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits(p, x[None]), y[None])
+
+    grads: Any = vmap(grad(one), in_dims=(None, 0, 0))(params, batch.x, batch.y)
+    return {k: torch.tensordot(mask, g * g, 1) for k, g in grads.items()}, mask.sum()
