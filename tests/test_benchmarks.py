@@ -66,7 +66,7 @@ def test_bare_training_is_that_of_fedexp(algorithm):
     workbench = Workbench(FunctionalNetwork(module, "fp64"), data, None, local, torch.float64)
     schedule = make_schedule(np.arange(10), local, None, (32, 32), seed=0, round=1, client=0)
     server = {"params": {k: v.detach().clone() for k, v in module.named_parameters()}, "buffers": {}}
-    cohort = Cohort(1, [0], [schedule], [{}], [{}], [{}])
+    cohort = Cohort(1, [0], [FedAvg()], [schedule], [{}], [{}], [{}])
     trained = Sequential().train(algorithm, workbench, server, cohort, local.lr, evaluate_local=False)
 
     nets = [bare.Net().double().to(memory_format=torch.channels_last) for _ in range(2)]

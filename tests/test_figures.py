@@ -69,6 +69,35 @@ def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None,
     return accuracy
 
 
+def make_stream(folder, tasks=3, rounds_per_task=2, interval=1, clients=4):
+    """A run over a stream of tasks; returns random accuracies [evaluated rounds, tasks] and counts [tasks, K, C]."""
+    rounds = tasks * rounds_per_task
+    make_run(folder, rounds=rounds, interval=interval, clients=clients, local=False)
+    rng = np.random.default_rng(1)
+    evaluated = range(0, rounds + 1, interval)
+    accuracy = rng.uniform(0, 1, (len(evaluated), tasks))
+    rows = [
+        (r, -(-r // rounds_per_task), s, a)
+        for r, row in zip(evaluated, accuracy, strict=True)
+        for s, a in enumerate(row, 1)
+    ]
+    write_csv(folder / "tasks.csv", ["round", "task", "evaluated_task", "accuracy"], rows)
+    counts = rng.integers(0, 30, (tasks, clients, 10))
+    for number, count in enumerate(counts, 1):
+        parts = tuple(np.split(np.arange(count.sum()), np.cumsum(count.sum(1))[:-1]))
+        name = "partition.npz" if number == 1 else f"partition_task{number}.npz"
+        Partition(parts, count, partition_hash(parts), {"rounds_per_task": rounds_per_task}).save(
+            folder / name, [f"class {c}" for c in range(10)]
+        )
+    return accuracy, counts
+
+
+def upright(axes):
+    """Where the vertical lines of axes are."""
+    lines = [np.unique(line.get_xdata()) for line in axes.lines if line.get_linestyle() == ":"]
+    return [x.item() for x in lines]
+
+
 def map_array(figure):
     """The numbers behind the (first) heat map of a figure."""
     axes = next(a for a in figure.axes if a.collections or a.images)
@@ -266,6 +295,103 @@ def test_classes_are_named_up_to_20_and_numbered_beyond(tmp_path):
         assert len(labels) == 20 if classes == 20 else len(labels) <= 11
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"tasks": 2, "rounds_per_task": 1},
+        {"tasks": 3, "rounds_per_task": 20, "interval": 5},
+        {"tasks": 10, "rounds_per_task": 3},
+    ],
+)
+def test_tasks_picture_shows_the_csv(tmp_path, shape):
+    accuracy, _ = make_stream(tmp_path, **shape)
+    run = load_run(tmp_path)
+    figure = draw.tasks(run, run.tasks)
+    above, below = figure.axes[:2]
+    np.testing.assert_array_equal(map_array(figure), accuracy.T)
+    assert above.collections[0].get_clim() == (0, 1)
+    rounds = np.arange(1, len(accuracy)) * shape.get("interval", 1)  # in round 0 nothing is being learned
+    learned = np.ceil(rounds / shape["rounds_per_task"]).astype(int)
+    average, new = below.lines[:2]
+    assert [average.get_label(), new.get_label()] == ["average accuracy on the learned tasks", "new-task accuracy"]
+    means = [row[:task].mean() for row, task in zip(accuracy[1:], learned, strict=True)]
+    np.testing.assert_allclose(average.get_xydata(), np.transpose([rounds, means]))
+    latest = accuracy[np.arange(1, len(accuracy)), learned - 1]
+    np.testing.assert_allclose(new.get_xydata(), np.transpose([rounds, latest]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "in_curves", "in_maps"),
+    [
+        ((2, 1), [1.5], [1.5]),
+        ((3, 6), [6.5, 12.5], [6.5, 12.5]),
+        ((3, 20, 5), [20.5, 40.5], [22.5, 42.5]),  # the cells of rounds 20 and 25 meet at 22.5
+    ],
+)
+def test_lines_where_tasks_begin(tmp_path, shape, in_curves, in_maps):
+    make_stream(tmp_path, *shape)
+    run = load_run(tmp_path)
+    for axes in (*draw.curves(run).axes, *draw.loss(run).axes):
+        assert upright(axes) == in_curves
+    maps = (draw.class_accuracy(run, run.history), draw.class_accuracy_normalised(run, run.history))
+    for axes in (*draw.tasks(run, run.tasks).axes[:2], *(figure.axes[0] for figure in maps)):
+        assert upright(axes) == in_maps
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (3, 20), (10, 3), (25, 4), (10, 100)])
+def test_nothing_overlaps_in_the_tasks_picture(tmp_path, shape):
+    """Neither the two panels, the legend and the colour bar, nor the names of the tasks; nothing is cut off."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    make_stream(tmp_path, *shape)
+    run = load_run(tmp_path)
+    figure = draw.tasks(run, run.tasks)
+    FigureCanvasAgg(figure).draw()
+    above, below, bar = figure.axes
+    rows = [int(t.get_text()) for t in above.get_yticklabels() if _inside(above, t, "y")]
+    assert rows == list(range(1, shape[0] + 1)) if shape[0] <= 10 else set(rows) < set(range(1, shape[0] + 1))
+    legend = below.get_legend().get_window_extent()
+    boxes = {axes: axes.get_tightbbox() for axes in figure.axes}
+    pairs = [(boxes[above], boxes[below]), (boxes[above], boxes[bar]), (boxes[bar], boxes[below])]
+    assert not any(one.overlaps(other) for one, other in (*pairs, (legend, below.get_window_extent())))
+    for box in (*boxes.values(), legend):
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert 0 <= box.y0 < box.y1 <= figure.bbox.y1
+    assert above.get_position().intervalx == pytest.approx(below.get_position().intervalx)
+    assert above.get_xlim() == below.get_xlim()
+
+
+def test_data_distribution_of_several_tasks_is_their_sum(tmp_path):
+    _, counts = make_stream(tmp_path)
+    run = load_run(tmp_path)
+    np.testing.assert_array_equal(run.counts, counts.sum(0))
+    figure = draw.data_distribution(run, run.counts)
+    np.testing.assert_array_equal(figure.axes[0].patches[0].get_data().values, counts.sum((0, 2)))
+    assert figure.get_suptitle().startswith("Training data of the clients, all tasks together\n")
+
+
+def test_which_pictures_a_stream_of_tasks_has(tmp_path):
+    make_stream(tmp_path)
+    assert {p.stem for p in make_figures(tmp_path)} == (ALL | {"tasks"}) - {"local_round"}
+    for path in tmp_path.iterdir():
+        if path.is_file() and path.name != "tasks.csv":
+            path.unlink()
+    assert [p.stem for p in make_figures(tmp_path)] == ["tasks"]  # from tasks.csv alone
+
+
+def test_a_stream_of_tasks_killed_early(tmp_path):
+    make_stream(tmp_path)
+    path = tmp_path / "tasks.csv"
+    path.write_text("round,task,evaluated_task,accuracy\n0,0,1,0.25\n0,0,2,0.5\n1,1")  # the last row is cut short
+    run = load_run(tmp_path)
+    figure = draw.tasks(run, run.tasks)
+    np.testing.assert_array_equal(map_array(figure), [[0.25], [0.5]])
+    assert [text.get_text() for text in figure.axes[1].texts] == ["undefined before the first round"]
+    assert upright(draw.curves(run).axes[0]) == []
+    path.write_text("")
+    assert "tasks" not in {p.stem for p in make_figures(tmp_path)}
+
+
 def test_tick_labels_do_not_overlap(tmp_path):
     """At 100 classes, 40 sampled clients and long names, by the boxes that matplotlib lays out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -322,7 +448,7 @@ def test_columns_of_an_interrupted_file(tmp_path):
     assert np.isnan(columns["note"]).all()
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "partition.npz", "class_accuracy.csv"])
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "partition.npz", "class_accuracy.csv", "tasks.csv"])
 def test_a_damaged_file_is_named(tmp_path, name):
     make_run(tmp_path, local=False)
     (tmp_path / name).write_text("[{\n1")

@@ -42,6 +42,11 @@ def terminal(width: int = 80) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False, _environ={"TERM": "xterm"})
 
 
+def in_stream(record: RoundRecord, average: float | None) -> RoundRecord:
+    """The same in a stream of tasks; average is undefined in round 0 and where nothing is evaluated."""
+    return RoundRecord(record.round, dict(record.values) | {"average_accuracy": average}, record.class_accuracy)
+
+
 def plain_output(total: int, first: int = 0) -> list[str]:
     console = Console(file=io.StringIO(), width=20)  # far narrower than a line
     progress = Progress(console)
@@ -93,6 +98,29 @@ def test_best_and_last_known_values_stay_when_a_round_is_not_evaluated():
     for number, accuracy in ((1, 0.8), (2, 0.6), (3, None)):
         progress.log_round(make_record(number, accuracy))
     assert "accuracy 0.6000  best 0.8000" in console.file.getvalue().splitlines()[-1]
+
+
+def test_a_stream_of_tasks_shows_the_average_over_the_learned_ones():
+    console = Console(file=io.StringIO())
+    progress = Progress(console)
+    progress.start(make_info(2))
+    for number, average in ((0, None), (1, 0.31934), (2, None)):
+        progress.log_round(in_stream(make_record(number), average))
+    initial, learned, not_evaluated = console.file.getvalue().splitlines()
+    assert initial.startswith("round 0/2  accuracy 0.5000  best 0.5000  loss")
+    assert learned.startswith("round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100  loss")
+    assert not_evaluated.startswith("round 2/2  accuracy 0.5000  average 0.3193  forgetting 0.100  loss")
+
+
+def test_the_live_line_of_a_stream_fits_80_columns():
+    console = terminal(80)
+    progress = Progress(console)
+    progress.start(make_info(2000))
+    values = {"test_accuracy": 0.5, "average_accuracy": 0.25, "forgetting": -0.1, "train_loss": 0.06741}
+    progress.log_round(RoundRecord(1, values | {"seconds": 0.5731}, np.array([0.5, 0.5])))
+    progress.finish(SUMMARY, [], {})
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "").splitlines()[-1]
+    assert last.rstrip() == "accuracy 0.5000  average 0.2500  forgetting -0.100  loss 0.0674  0.573 s/round"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -162,6 +190,20 @@ def test_result_as_plain_text(tmp_path, monkeypatch):
         "hardware": "device cpu, engine sequential",
     }
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
+
+
+def test_result_of_a_stream_of_tasks():
+    console = Console(file=io.StringIO(), width=80)
+    tasks = {"average_accuracy": 0.31935, "new_task_accuracy": 0.958, "task_forgetting": None}  # after its first task
+    result_table(SUMMARY | tasks, [], console)
+    lines = console.file.getvalue().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("average accuracy"))
+    assert lines[first - 1 : first + 3] == [
+        "round forgetting   -",
+        "average accuracy   0.3194",
+        "new-task accuracy  0.9580",
+        "task forgetting    -",
+    ]
 
 
 @pytest.mark.parametrize("width", [80, 120])

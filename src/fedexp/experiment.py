@@ -59,7 +59,7 @@ class Experiment:
         return self.bench.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
-        """The task that is trained in round 1, 2, ...; what comes after the last round would go on with the last task."""
+        """The task that is trained in round 1, 2, ...; after the last round it would be the last task."""
         return self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
 
     def within_task(self, round: int) -> int:

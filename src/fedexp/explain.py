@@ -42,7 +42,7 @@ def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
 def list_groups(directories: list[Path]) -> list[str]:
     """Config groups, in the order of the defaults list where they are in it."""
     names = {p.name for directory in directories if directory.is_dir() for p in directory.iterdir() if p.is_dir()}
-    order = ("dataset", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
+    order = ("dataset", "scenario", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
     return [name for name in order if name in names] + sorted(names - set(order) - {"__pycache__", "hydra"})
 
 

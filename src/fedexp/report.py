@@ -15,6 +15,8 @@ from fedexp.files import write_atomically
 
 COLUMNS = {  # column -> how it is printed
     "dataset": "{}",
+    "scenario": "{}",
+    "partition": "{}",
     "algorithm": "{}",
     "seed": "{}",
     "status": "{}",
@@ -28,6 +30,16 @@ COLUMNS = {  # column -> how it is printed
     "mb_up_per_client": "{:.2f}",
     "mb_down_per_client": "{:.2f}",
 }
+OF_TASKS = ("scenario", "partition")  # these only in a table with streams of tasks
+
+
+def columns(tasks: int) -> dict[str, str]:
+    """Column -> how it is printed, where the longest stream has so many tasks (0: none is a stream). Both accuracies
+    after each task from the second on: after the first they are one, and CFeD's tables leave it out."""
+    if not tasks:
+        return {name: form for name, form in COLUMNS.items() if name not in OF_TASKS}
+    after = [f"{kind}_task{task}" for task in range(2, tasks + 1) for kind in ("average", "new")]
+    return COLUMNS | dict.fromkeys([*after, "task_forgetting"], "{:.4f}")
 
 
 def runs(directories: Sequence[Path]) -> Iterator[Path]:
@@ -38,13 +50,18 @@ def runs(directories: Sequence[Path]) -> Iterator[Path]:
 
 def row(directory: Path) -> dict[str, Any]:
     """One run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange in a
-    round."""
+    round; tasks: how many were learned to their end, 0 without a stream."""
     summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
     rounds = pd.read_csv(directory / files.ROUNDS)
     trained = rounds[rounds["round"] >= 1]
     clients = pd.read_csv(directory / files.CLIENTS).groupby("round").size().mean()
-    values = {name: summary.get(name) for name in COLUMNS}
+    values = {name: summary.get(name) for name in (*COLUMNS, "task_forgetting")}
+    ends = summary.get("tasks") or []
+    for end in ends:
+        values[f"average_task{end['task']}"] = end["average_accuracy"]
+        values[f"new_task{end['task']}"] = end["new_task_accuracy"]
     return values | {
+        "tasks": len(ends),
         "last5_accuracy": trained["test_accuracy"].dropna().tail(5).mean(),
         "seconds_per_round": trained["seconds"].median(),
         "mb_up_per_client": trained["bytes_up"].mean() / clients / 1e6,
@@ -52,13 +69,13 @@ def row(directory: Path) -> dict[str, Any]:
     }
 
 
-def markdown(table: pd.DataFrame) -> str:
+def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
     def cell(name: str, value: Any) -> str:
-        return "" if pd.isna(value) else COLUMNS[name].format(value)
+        return "" if pd.isna(value) else forms[name].format(value)
 
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines = ["| " + " | ".join(forms) + " |", "|" + " --- |" * len(forms)]
     for _, values in table.iterrows():
-        lines.append("| " + " | ".join(cell(name, values[name]) for name in COLUMNS) + " |")
+        lines.append("| " + " | ".join(cell(name, values[name]) for name in forms) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -71,10 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not found:
         print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)
         return 2
-    table = pd.DataFrame(found, columns=list(COLUMNS)).sort_values(["dataset", "algorithm", "seed"])
+    forms = columns(max(values["tasks"] for values in found))
+    keys = [name for name in ("dataset", *OF_TASKS, "algorithm", "seed") if name in forms]
+    table = pd.DataFrame(found, columns=list(forms)).sort_values(keys)
+    text = markdown(table, forms)
     write_atomically(options.out.with_suffix(".csv"), table.to_csv(index=False).encode())
-    write_atomically(options.out.with_suffix(".md"), markdown(table).encode())
-    print(markdown(table), end="")
+    write_atomically(options.out.with_suffix(".md"), text.encode())
+    print(text, end="")
     return 0
 
 

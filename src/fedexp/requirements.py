@@ -17,17 +17,29 @@ HEAD = ("algorithm", "a client keeps", "the server keeps", "extra up / down", "e
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "fednova": ({"variant": "ccvr"}, {"variant": "ccvr_frozen"}),
     "flashback": ({"on_server": False},),
+    "cfed": ({"server_distillation": True},),
 }
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """(option with its variant, needs) of every yaml of the group."""
+    """(option with its variant, needs) of every yaml of the group but the centralised twins, which exchange nothing."""
     for path in sorted(folder.glob("*.yaml")):
-        node: Any = OmegaConf.to_container(OmegaConf.load(path))
+        node = node_of(path)
+        if node.get("paradigm") == "centralized":
+            continue
         first: dict[str, Any] = {}
         for changes in (first, *VARIANTS.get(path.stem, ())):
             name = " ".join([f"`{path.stem}`", *(f"`{k}={str(v).lower()}`" for k, v in changes.items())])
             yield name, make_target(node | changes, "algorithm").needs
+
+
+def node_of(path: Path) -> dict[str, Any]:
+    """An option with those that it builds on."""
+    node: Any = OmegaConf.to_container(OmegaConf.load(path))
+    before: dict[str, Any] = {}
+    for name in node.pop("defaults", ()):
+        before |= {} if name == "_self_" else node_of(path.with_name(f"{name}.yaml"))
+    return before | node
 
 
 def models(number: float) -> str:

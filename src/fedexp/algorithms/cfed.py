@@ -1,8 +1,8 @@
 """CFeD: some clients learn the new task while others review the old ones, on unlabelled surrogate examples.
 
-Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq. (3)-(6). Task 1 is FedAvg.
-In a round of task t > 1, N = ceil(review_fraction m) of the m sampled clients review, drawn anew in every round, and the
-others learn, all from the same global model for E epochs:
+Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq. (3)-(6). Task 1 is
+FedAvg. In a round of task t > 1, N = ceil(review_fraction m) of the m sampled clients review, drawn anew in every
+round, and the others learn, all from the same global model for E epochs:
     learner   L = CE on its examples of task t
     reviewer  L = lambda_d L_d on its own surrogate examples, teacher theta_{t-1} (see continual.py)
 and the server averages with the n_k of the new task for both kinds.

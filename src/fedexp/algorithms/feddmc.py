@@ -3,14 +3,15 @@
 J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4), as the baseline of
 CFeD (IJCAI 2022, section 5.3). Task 1 is FedAvg. A round of task t > 1 has two exchanges with the same clients:
 1. the new model, initialised as the run began, learns task t: CE over its classes alone;
-2. a student is trained on each client's own surrogate examples (FedDMC_full: on the whole set) for `epochs_factor` times
-   E epochs at `rate_factor` times the learning rate, with
+2. a student is trained on each client's own surrogate examples (FedDMC_full: on the whole set) for `epochs_factor`
+   times E epochs at `rate_factor` times the learning rate, with
        L = 1/C' sum_c (z_c - t_c)^2 over the C' classes seen so far,
-   t_c = the old model's logits for the old classes and the new model's for the new ones, each minus its mean over these.
-The server averages after each. The new model stays from round to round of a task. The student starts anew in every round
-(`student=initial`, as in CFeD's released code) or from the global model (`student=global`).
-Switch `targets`: `split` as above; `added`, as in CFeD's released code: all C outputs of both models, each minus its mean
-over C, added up, and L over all C classes; the new model then learns with CE over all C.
+   t_c = the old model's logits for the old classes and the new model's for the new ones, each minus its mean over
+   these.
+The server averages after each. The new model stays from round to round of a task. The student starts anew in every
+round (`student=initial`, as in CFeD's released code) or from the global model (`student=global`).
+Switch `targets`: `split` as above; `added`, as in CFeD's released code: all C outputs of both models, each minus its
+mean over C, added up, and L over all C classes; the new model then learns with CE over all C.
 Only where tasks bring new classes. `paradigm=centralized` (algorithm=dmc): DMC.
 """
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import TASKS
-from fedexp.algorithms.contract import Batch, Context, Federation, Network, ServerRound
+from fedexp.algorithms.contract import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.heads import HEAD, by_head
 from fedexp.models import classifier_of
 from fedexp.tree import Params, Tree
@@ -26,6 +26,10 @@ from fedexp.tree import Params, Tree
 @dataclass(frozen=True, kw_only=True)
 class FedMultiHead(FedAvg):
     scenarios = TASKS
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(server_state="which head is in use", small="C numbers down", data="the task at test")
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         rows, classifier = int(self.heads(info.tasks).max()) + 1, classifier_of(module)

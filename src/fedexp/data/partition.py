@@ -239,8 +239,8 @@ class Sharding(Partitioner):
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(Partitioner):
-    """All examples are cut into s*K shards of about equal size, of which every client draws s (McMahan et al. 2017; CFeD,
-    IJCAI 2022, section 5.3): from a random order, or sorted by label (then a shard holds one or two classes)."""
+    """All examples are cut into s*K shards of about equal size, of which every client draws s (McMahan et al. 2017;
+    CFeD, IJCAI 2022, section 5.3): from a random order, or sorted by label (then a shard holds one or two classes)."""
 
     shards_per_client: int  # s
     sort_by_label: bool

@@ -17,7 +17,7 @@ from fedexp.settings import LocalTraining
 class Schedule:
     """One client's round: S steps of at most B examples."""
 
-    index: torch.Tensor  # int64 [S, B] numbers of training examples, padded with 0
+    index: torch.Tensor  # int64 [S, B] numbers of training examples, padded with one of them
     lengths: np.ndarray  # int [S] examples in each step
     draws: torch.Tensor | None  # int64 [S, B, D] random numbers of the augmentation
 
@@ -57,7 +57,8 @@ def make_schedule(
         rows += batches if len(parts) == 1 else [batches[i] for i in orders.permutation(len(batches))]
     if skip_single:
         rows = [row for row in rows if len(row) > 1]
-    index = np.zeros((len(rows), size), dtype=np.int64)
+    # Never with another client's: its label may have no meaning here.
+    index = np.full((len(rows), size), parts[0][0], dtype=np.int64)
     for s, row in enumerate(rows):
         index[s, : len(row)] = row
     draws = None

@@ -220,7 +220,8 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def pad(schedules: Sequence[Schedule], bench: Workbench) -> PaddedSchedules:
-    """Schedules of different lengths as arrays; padding is 0."""
+    """Schedules of different lengths as arrays; what is padded has mask 0 and, as its number, an example of the same
+    client."""
     steps = np.array([s.steps for s in schedules])
     longest, batch_size = max(steps), schedules[0].index.shape[1]
 
@@ -231,10 +232,14 @@ def pad(schedules: Sequence[Schedule], bench: Workbench) -> PaddedSchedules:
         return stacked
 
     lengths = stack([torch.from_numpy(s.lengths) for s in schedules])
+    index = stack([s.index for s in schedules])
+    for i, schedule in enumerate(schedules):
+        if schedule.steps:
+            index[schedule.steps :, i] = schedule.index[0, 0]
     mask = (torch.arange(batch_size) < lengths[..., None]).to(bench.dtype)
     draws = [s.draws for s in schedules if s.draws is not None]
     return PaddedSchedules(
-        index=upload(stack([s.index for s in schedules]), bench.device),
+        index=upload(index, bench.device),
         mask=upload(mask, bench.device),
         draws=upload(stack(draws), bench.device) if len(draws) == len(schedules) else None,
         steps=steps,

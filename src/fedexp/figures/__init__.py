@@ -40,6 +40,8 @@ def _figures(run: RunFiles) -> "Iterator[tuple[str, Figure]]":
     if run.history:
         yield "class_accuracy", draw.class_accuracy(run, run.history)
         yield "class_accuracy_normalised", draw.class_accuracy_normalised(run, run.history)
+    if run.tasks is not None:
+        yield "tasks", draw.tasks(run, run.tasks)
     if run.has("test_accuracy"):
         yield "curves", draw.curves(run)
     if run.has("train_loss") or run.has("test_loss"):

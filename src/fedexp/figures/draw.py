@@ -1,6 +1,7 @@
 """The pictures: one function each, from RunFiles to a matplotlib Figure. Colours are safe for colour-blind readers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,10 +10,11 @@ from matplotlib.colors import Colormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedexp.figures.load import RunFiles
+from fedexp.figures.load import RunFiles, TaskFile
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
+from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
 
 WIDTH = 8.0  # inches
 NAMED_CLASSES = 20  # up to here every class is named on its axis
@@ -26,7 +28,7 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.45"
 
 def class_accuracy(run: RunFiles, history: History) -> Figure:
     """Heat map classes x rounds of class-wise test accuracy (FedNTD Fig. 2a, Flashback Fig. 5); colour 0 to 1."""
-    return _heat_map(run, history, "Class-wise test accuracy", history.matrix, "test accuracy of the class", top=1.0)
+    return _class_map(run, history, "Class-wise test accuracy", history.matrix, "test accuracy of the class", top=1.0)
 
 
 def class_accuracy_normalised(run: RunFiles, history: History) -> Figure:
@@ -37,7 +39,36 @@ def class_accuracy_normalised(run: RunFiles, history: History) -> Figure:
     share = normalised_heat_map(history.matrix)
     top = min(1.0, 3 / share.shape[1])
     label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / share.shape[1]:.3g})"
-    return _heat_map(run, history, "Class-wise test accuracy, normalised in every round", share, label, top=top)
+    return _class_map(run, history, "Class-wise test accuracy, normalised in every round", share, label, top=top)
+
+
+def tasks(run: RunFiles, file: TaskFile) -> Figure:
+    """Heat map tasks x rounds of test accuracy, above the two accuracies of CFeD (Fig. 3)."""
+    height = _map_height(file.accuracy.shape[1])
+    figure, (above, below) = _figure(run, "Test accuracy on the tasks", 3.7 + height, rows=2, ratio=(height, 2.2))
+    _heat_map(figure, above, file.rounds, file.accuracy, "test accuracy\non the task", top=1.0, first=1)
+    above.set_xlabel("")
+    above.tick_params(labelbottom=False)
+    above.set_ylabel("task")
+    above.yaxis.set_major_locator(_integers(NAMED_CLASSES))
+    _task_lines(run, above, "white", cells=True)
+    series = {
+        "average accuracy on the learned tasks": (average_accuracy, BLUE),
+        "new-task accuracy": (new_task_accuracy, ORANGE),
+    }
+    for label, (measure, colour) in series.items():
+        values = np.array([measure(row, task) for row, task in zip(file.accuracy, file.learning, strict=True)])
+        defined = np.isfinite(values)
+        _line(below, file.rounds[defined], values[defined], colour, label)
+    if not below.lines:
+        _say(below, "undefined before the first round")
+    below.set_ylim(0, 1.03)
+    below.set_ylabel("test accuracy")
+    _task_lines(run, below, GREY, cells=True)
+    _round_panel(below, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=3)  # beside it would move the colour bar away
+    below.sharex(above)
+    below.set_xlabel("round")
+    return figure
 
 
 def curves(run: RunFiles) -> Figure:
@@ -58,8 +89,7 @@ def curves(run: RunFiles) -> Figure:
     _line(below, *run.points("forgetting"), ORANGE, "forgetting F (BwT)")
     below.set_ylabel("forgetting")
     if not below.lines:
-        below.text(0.5, 0.5, "undefined before the second evaluated round", transform=below.transAxes, ha="center")
-        below.set_yticks([])
+        _say(below, "undefined before the second evaluated round")
     _round_axis(run, above, below)
     return figure
 
@@ -82,7 +112,8 @@ def data_distribution(run: RunFiles, counts: np.ndarray) -> Figure:
     """Training examples of every client per class: bubbles (FedNTD Fig. 3, FedKA Fig. 2a) or, for many, a heat map."""
     clients, classes = counts.shape
     height = 1.6 + _map_height(classes)
-    figure, (sizes, axes) = _figure(run, "Training data of the clients", height, rows=2, ratio=(1, height - 1))
+    subject = "Training data of the clients" + (", all tasks together" if run.tasks is not None else "")
+    figure, (sizes, axes) = _figure(run, subject, height, rows=2, ratio=(1, height - 1))
     edges = np.arange(clients + 1) - 0.5
     sizes.stairs(counts.sum(1), edges, fill=True, color=GREY)
     sizes.set_ylabel("examples")
@@ -150,23 +181,40 @@ def _map_height(rows: int) -> float:
     return float(np.clip(0.22 * rows, 1.0, 5.5))
 
 
-def _heat_map(run: RunFiles, history: History, subject: str, values: np.ndarray, label: str, top: float) -> Figure:
-    """`values` [R, C] as a map with classes downwards and true round numbers to the right."""
+def _class_map(run: RunFiles, history: History, subject: str, values: np.ndarray, label: str, top: float) -> Figure:
+    """`values` [R, C] as a figure of one heat map."""
     figure, (axes,) = _figure(run, subject, 1.5 + _map_height(values.shape[1]))
+    _heat_map(figure, axes, np.array(history.rounds), values, label, top)
+    _class_axis(axes, run.classes)
+    _task_lines(run, axes, "white", cells=True)
+    return figure
+
+
+def _heat_map(
+    figure: Figure, axes: Axes, rounds: np.ndarray, values: np.ndarray, label: str, top: float, first: int = 0
+) -> None:
+    """`values` [R, N] as a map with rows downwards, numbered from `first`, and true round numbers [R] to the right."""
     image = axes.pcolormesh(
-        cell_edges(np.array(history.rounds)),
-        np.arange(values.shape[1] + 1) - 0.5,
+        cell_edges(rounds),
+        np.arange(values.shape[1] + 1) + first - 0.5,
         np.ma.masked_invalid(values.T),
         cmap=_map(),
         vmin=0,
         vmax=top,
     )
     axes.invert_yaxis()
-    _class_axis(axes, run.classes)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(_integers(12))
     _colour_bar(figure, axes, image, label, values)
-    return figure
+
+
+def _task_lines(run: RunFiles, axes: Axes, colour: str, cells: bool = False) -> None:
+    """A thin line where a task begins, the first excepted: between two rounds or, in a heat map, between two cells."""
+    if run.tasks is None:
+        return
+    rounds, ends = run.tasks.rounds, run.tasks.ends
+    for i, border in enumerate(cell_edges(rounds)[ends + 1] if cells else rounds[ends] + 0.5):
+        axes.axvline(border, color=colour, linewidth=0.8, linestyle=":", label="" if i else "a new task begins")
 
 
 def _map() -> Colormap:
@@ -239,13 +287,25 @@ def _round_axis(run: RunFiles, *panels: Axes) -> None:
     first, last = np.nanmin(rounds), np.nanmax(rounds)
     margin = 0.02 * max(last - first, 1)
     for axes in panels:
+        _task_lines(run, axes, GREY)
         axes.set_xlim(first - margin, last + margin)
-        axes.xaxis.set_major_locator(_integers(12))
-        axes.grid(color="0.92", linewidth=0.6)
-        axes.set_axisbelow(True)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, borderaxespad=0, frameon=False)
+        _round_panel(axes, loc="upper left", bbox_to_anchor=(1.01, 1))
     panels[-1].set_xlabel("round")
+
+
+def _round_panel(axes: Axes, **legend: Any) -> None:
+    """Ticks and grid of curves against rounds; legend: where it is."""
+    axes.xaxis.set_major_locator(_integers(12))
+    axes.grid(color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(**legend, fontsize=8, borderaxespad=0, frameon=False)
+
+
+def _say(axes: Axes, why: str) -> None:
+    """Why there are no curves, in their place."""
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
+    axes.set_yticks([])
 
 
 def _class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:

@@ -10,9 +10,24 @@ from typing import Any
 import numpy as np
 from yaml import YAMLError
 
-from fedexp.data.partition import load_npz
+from fedexp.data.partition import Partition, load_npz
 from fedexp.errors import ConfigError
-from fedexp.metrics.history import History, load_history
+from fedexp.metrics.history import History, later_partitions, load_history
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """tasks.csv of a run over a stream of tasks."""
+
+    rounds: np.ndarray  # int [E]: the evaluated ones, ascending
+    learning: np.ndarray  # int [E]: the task being learned, from 1; 0 before the first round
+    accuracy: np.ndarray  # float [E, T], nan where undefined
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Indices of the last rounds of tasks that another one follows; these are always evaluated."""
+        before, after = self.learning[:-1], self.learning[1:]
+        return np.flatnonzero((before > 0) & (after > before))
 
 
 @dataclass(frozen=True)
@@ -22,9 +37,10 @@ class RunFiles:
     title: str  # the run in one line
     columns: dict[str, np.ndarray]  # rounds.csv: float [T] per column
     targets: tuple[float, ...]
-    counts: np.ndarray | None  # int [K, C]: training examples of each client per class
+    counts: np.ndarray | None  # int [K, C]: training examples of each client per class, in all tasks together
     classes: tuple[str, ...]  # names; index = label
     history: History | None  # class accuracies
+    tasks: TaskFile | None
 
     def has(self, column: str) -> bool:
         return self.points(column)[0].size > 0
@@ -49,10 +65,36 @@ def load_run(run_dir: Path) -> RunFiles:
         title=describe(config, summary, choices),
         columns=read_columns(run_dir / "rounds.csv"),
         targets=tuple(map(float, config.get("targets") or ())),
-        counts=arrays.get("counts"),
+        counts=_counts(run_dir, arrays),
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
         history=history if history and history.rounds else None,
+        tasks=read_tasks(run_dir / "tasks.csv"),
     )
+
+
+def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
+    """int [K, C] of all tasks together; first: the arrays of partition.npz."""
+    if "counts" not in first:
+        return None
+    return first["counts"] + sum(Partition.load(path).counts for path in later_partitions(run_dir))
+
+
+def read_tasks(path: Path) -> TaskFile | None:
+    """tasks.csv; None when it is missing or has no row. Raises ConfigError when it is not such a table."""
+    columns = read_columns(path)
+    if not columns:
+        return None
+    try:
+        keys = np.stack([columns[name] for name in ("round", "task", "evaluated_task")])
+        accuracy = columns["accuracy"]
+    except KeyError as error:
+        raise ConfigError(f"{path}: cannot be read (no column {error})") from None
+    whole = np.isfinite(keys).all(0)  # the last row of a killed run may be cut short
+    number, learning, evaluated = keys[:, whole].astype(int)
+    rounds, first, row = np.unique(number, return_index=True, return_inverse=True)
+    table = np.full((len(rounds), evaluated.max(initial=0)), np.nan)
+    table[row, evaluated - 1] = accuracy[whole]
+    return TaskFile(rounds, learning[first], table) if len(rounds) else None
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:

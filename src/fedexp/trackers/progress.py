@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 MOST_LINES = 50  # of plain output for a run
 RECENT = 20  # rounds whose mean duration predicts the time left
+TASK_ROWS = {  # of a run over a stream of tasks
+    "average accuracy": "average_accuracy",
+    "new-task accuracy": "new_task_accuracy",
+    "task forgetting": "task_forgetting",
+}
 COLOURS = {"running": "cyan", "completed": "green", "diverged": "red", "failed": "red", "interrupted": "yellow"}
 
 
@@ -109,9 +114,11 @@ class Progress(Tracker):
     def _metrics(self) -> list[str]:
         """The latest numbers, each with its name; undefined ones are left out."""
         known = self._values
+        average = known.get("average_accuracy")
         shown = [
             ("accuracy {:.4f}", known.get("test_accuracy")),
-            ("best {:.4f}", self._best),
+            # In a stream of tasks the average of the learned ones takes the place of the best: a terminal is 80 wide.
+            ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
             ("forgetting {:.3f}", known.get("forgetting")),
             ("loss {:.3g}", known.get("train_loss", known.get("test_loss"))),
         ]
@@ -160,6 +167,7 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return "-" if value is None else format(value, form)
 
     seconds = summary.get("seconds")
+    tasks = [(name, key) for name, key in TASK_ROWS.items() if key in summary]
     targets = summary.get("rounds_to_target") or {}
     return [
         ("algorithm", str(summary.get("algorithm", "-"))),
@@ -171,6 +179,7 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("best accuracy", number("best_accuracy", ".4f")),
         ("forgetting", number("forgetting", ".4f")),
         ("round forgetting", number("round_forgetting", ".4f")),
+        *((name, number(key, ".4f")) for name, key in tasks),
         ("rounds to target", ", ".join(f"{k}: {'never' if v is None else v}" for k, v in targets.items()) or "-"),
         ("time", "-" if seconds is None else duration(seconds)),
         ("samples/s", number("train_samples_per_second", ",.0f")),

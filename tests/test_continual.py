@@ -1,0 +1,487 @@
+"""Methods for streams of tasks: generic checks over two tasks, then each against numbers of its own."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp import files, optimizers, tree
+from fedexp.algorithms import continual
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
+from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel, centred
+from fedexp.algorithms.fedewc import FedEWC
+from fedexp.algorithms.fedlwf import FedLwF
+from fedexp.algorithms.fedmultihead import FedMultiHead
+from fedexp.algorithms.heads import HEAD
+from fedexp.build import find_class
+from fedexp.data.tasks import ClassIncremental
+from fedexp.errors import ConfigError
+from fedexp.requirements import node_of
+from fedexp.run import play_round
+from test_algorithms import assert_equal, record, tables
+from world import (
+    CLASSES,
+    CONF,
+    ENGINES,
+    LOCAL,
+    Normed,
+    SoftmaxRegression,
+    advance,
+    assemble,
+    flat,
+    make_experiment,
+    play,
+)
+
+SIZES = (1, 3, 4, 2)
+TWO_TASKS = ClassIncremental(
+    rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test"
+)
+ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
+
+
+def stream(algorithm: FedAvg, **changes: Any):
+    """Four clients, two tasks of two classes and two rounds each; 12 of the 40 training examples are unlabelled."""
+    settings = {"sizes": SIZES, "scenario": TWO_TASKS, "surrogate": 0.3, "rounds": 2, "participation": 0.75}
+    return make_experiment(algorithm, **settings | changes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """As in test_algorithms: parameters at which the method differs from FedAvg in task 2."""
+
+    cls: type[FedAvg]
+    live: dict[str, Any] = field(default_factory=dict)
+    zero: dict[str, Any] | None = None
+    other: dict[str, Any] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+
+    def make(self, **changes: Any) -> FedAvg:
+        return self.cls(**self.live | changes)
+
+    def changed(self, name: str) -> Any:
+        value = self.live[name]
+        return self.other[name] if name in self.other else not value if isinstance(value, bool) else value / 2
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.cls.__name__, *map(str, self.live.values())])
+
+
+CFED = dict(lambda_d=0.5, temperature=2.0, review_fraction=0.4, server_distillation=False, server_batch_size=2)
+DMC = dict(targets="split", student="initial", epochs_factor=2, rate_factor=2.0, whole_set=False)
+DMC_OTHER = dict(targets="added", student="global", epochs_factor=1)
+ROWS = [
+    Row(FedLwF, dict(lambda_d=0.5, temperature=2.0), zero=dict(lambda_d=0.0)),
+    Row(FedEWC, dict(lambda_=10.0), zero=dict(lambda_=0.0)),
+    Row(FedMultiHead),
+    Row(CFeD, CFED, zero=dict(review_fraction=0.0), other=dict(review_fraction=1.0), silent=("server_batch_size",)),
+    Row(CFeD, CFED | dict(server_distillation=True), other=dict(review_fraction=1.0, server_batch_size=1)),
+    Row(FedDMC, DMC, other=DMC_OTHER),
+    Row(FedDMC, DMC | dict(targets="added", student="global", whole_set=True),
+        other=dict(targets="split", student="initial", epochs_factor=1)),
+]  # fmt: skip
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+
+def test_every_option_for_tasks_has_a_row():
+    targets = {node_of(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
+    classes = {find_class(target, "algorithm") for target in targets}
+    assert {cls for cls in classes if "none" not in cls.scenarios} == {row.cls for row in ROWS}
+
+
+# --- generic checks
+
+
+@every_row
+def test_engines_agree(row):
+    """The server after every round of both tasks, with what is asked of all clients between them."""
+    states = []
+    for name, engine in ENGINES.items():
+        experiment = replace(stream(row.make()), engine=engine)
+        experiment = replace(experiment, stages=tuple(rewired(stage, engine) for stage in experiment.stages))
+        state, seen = experiment.initial_state(), []
+        for _ in range(4):
+            result = play_round(experiment, state)
+            advance(state, result)
+            seen.append((state.server, result.losses, result.bytes_up, result.bytes_down))
+        states.append((name, seen))
+    for name, seen in states[1:]:
+        assert_equal(seen, states[0][1], atol=1e-12)
+        assert len(seen) == 4, name
+
+
+def rewired(stage, engine):
+    """With another engine to ask models by."""
+    return replace(stage, surrogate=replace(stage.surrogate, engine=engine))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.zero is not None], ids=lambda row: row.name)
+def test_zero_limit_is_fedavg(row):
+    expected = play(stream(FedAvg()), 4).server["params"]
+    assert_equal(play(stream(row.make(**row.zero)), 4).server["params"], expected, atol=1e-12)
+
+
+@every_row
+def test_alive(row):
+    """Like FedAvg in task 1 (but for heads and server distillation), not in task 2; each parameter counts."""
+    first, second = (flat(play(stream(row.make()), rounds).server["params"]) for rounds in (2, 4))
+    fedavg = [flat(play(stream(FedAvg()), rounds).server["params"]) for rounds in (2, 4)]
+    if row.cls is not FedMultiHead and not row.live.get("server_distillation"):
+        assert_equal(first, fedavg[0], atol=1e-12)
+    assert (second - fedavg[1]).abs().max() > 1e-5
+    for name in row.live:
+        other = flat(play(stream(row.make(**{name: row.changed(name)})), 4).server["params"])
+        if name in row.silent:
+            assert torch.equal(other, second)
+        else:
+            assert (other - second).abs().max() > 1e-7, f"{name} does not matter"
+
+
+@pytest.mark.parametrize("cls", dict.fromkeys(row.cls for row in ROWS), ids=lambda cls: cls.__name__)
+def test_every_parameter_is_in_a_row(cls):
+    names = {f.name for f in fields(cls)} - {f.name for f in fields(FedAvg)}
+    assert {name for row in ROWS if row.cls is cls for name in row.live} == names
+
+
+@every_row
+def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
+    """Bit by bit; the first two parts of the run know nothing of each other but the files."""
+    whole = record(stream(row.make()), tmp_path / "whole", resume=False)
+    experiment = stream(row.make())
+    halted = replace(experiment, engine=HaltsAfter(experiment.engine, calls=training_calls(row)))
+    with pytest.raises(KeyboardInterrupt):
+        record(halted, tmp_path / "parts", resume=False)
+    assert files.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == 3
+    resumed = record(stream(row.make()), tmp_path / "parts", resume=True)
+    assert_equal(resumed.server, whole.server)
+    assert (resumed.accuracy, resumed.tasks) == (whole.accuracy, whole.tasks)
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
+    task_rows = [(tmp_path / part / files.TASKS).read_text() for part in ("parts", "whole")]
+    assert task_rows[0] == task_rows[1]
+
+
+def training_calls(row):
+    """How often the engine trains in rounds 1 to 3: twice where there are two roles or exchanges, and the survey."""
+    if row.cls is FedEWC:
+        return 3 + 2  # four clients, three at a time
+    return 3 + (row.cls in (CFeD, FedDMC))
+
+
+class HaltsAfter:
+    """An engine that is interrupted after some calls of `train`."""
+
+    def __init__(self, engine, calls):
+        self.engine, self.left = engine, calls
+
+    def train(self, *arguments):
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return self.engine.train(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+@every_row
+def test_needs_are_what_is_exchanged(row):
+    """In round 3, the first of task 2, in multiples of the model; label vectors are small change."""
+    experiment = stream(row.make())
+    state, model = play(experiment, 2), tree.num_bytes(experiment.initial)
+    needs, result = experiment.algorithm.needs, play_round(experiment, state)
+    up, down = (number / len(result.cohort.clients) / model - 1 for number in (result.bytes_up, result.bytes_down))
+    assert needs.up <= up <= needs.up + 1e-9
+    assert needs.down <= down <= needs.down + 0.5
+    advance(state, result)
+    assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
+    assert needs.surrogate == (row.cls in (CFeD, FedDMC))
+
+
+@every_row
+def test_batch_norm_models(row):
+    """Sequential and workers to the same result; every model goes with its own running statistics."""
+    servers = []
+    for name in ("sequential", "workers"):
+        experiment = replace(stream(row.make(), model=Normed()), engine=ENGINES[name])
+        experiment = replace(experiment, stages=tuple(rewired(stage, ENGINES[name]) for stage in experiment.stages))
+        servers.append(play(experiment, 4).server)
+    assert_equal(servers[1], servers[0])
+    assert tree.is_finite(servers[0])
+    moved = [(value - experiment.initial_buffers[k]).abs().max() for k, value in servers[0]["buffers"].items()]
+    assert min(moved) > 1e-3
+
+
+def test_data_of_other_tasks_are_never_read(monkeypatch):
+    """Every access to training examples goes through one door; it raises for what the task does not own."""
+    from fedexp.engine.base import Workbench
+
+    load = Workbench.load_train
+    for row in ROWS:
+        experiment = stream(row.make())
+        state = experiment.initial_state()
+        for number in (1, 2, 3, 4):
+            info = experiment.stage_of(number).federation
+            allowed = set(np.concatenate([*info.parts, info.unlabelled]).tolist())
+            others = [s.federation for s in experiment.stages if s.federation is not info]
+            assert not allowed & set(np.concatenate([part for other in others for part in other.parts]).tolist())
+
+            def guarded(self, index, draws, allowed=allowed, load=load):
+                foreign = set(index.flatten().tolist()) - allowed
+                assert not foreign, f"examples {foreign} of another task are read"
+                return load(self, index, draws)
+
+            monkeypatch.setattr(Workbench, "load_train", guarded)
+            advance(state, play_round(experiment, state))
+
+
+# --- the losses and roles
+
+
+def test_equation_4_is_the_softmax_at_temperature():
+    """(p_i^(1/T)) / sum_j p_j^(1/T) = softmax(z / T)_i, and L_d is the cross-entropy between these."""
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    for temperature in (0.5, 1.0, 2.0):
+        roots = [logits.softmax(-1) ** (1 / temperature) for logits in (student, teacher)]
+        q, p = (root / root.sum(-1, keepdim=True) for root in roots)
+        expected = -(p * q.log()).sum(-1)
+        assert_equal(continual.distillation_loss(student, teacher, temperature), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0), (0.4, 4), (0.41, 5), (0.05, 1), (1.0, 10)])
+def test_reviewers_and_learners_share_the_cohort(fraction, expected):
+    """ceil(alpha m) reviewers, the others learn, and the draw changes; in the first task everybody learns."""
+    algorithm = CFeD(**CFED | dict(review_fraction=fraction))
+    infos = [stage.federation for stage in stream(algorithm).stages]
+    clients, rng = list(range(10)), np.random.default_rng(0)
+    assert {type(role) for role in algorithm.roles(infos[0], clients, rng)} == {Learner}
+    draws = [[type(role) for role in algorithm.roles(infos[1], clients, rng)] for _ in range(20)]
+    assert all((draw.count(Reviewer), draw.count(Learner)) == (expected, 10 - expected) for draw in draws)
+    assert (len({tuple(draw) for draw in draws}) > 5) == (0 < expected < 10)
+
+
+def test_cfed_round_by_hand():
+    """Round 3 in a plain loop: learners on their examples with CE, reviewers on theirs with L_d, weights n_k."""
+    algorithm = CFeD(**CFED)
+    experiment = stream(algorithm, local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False)
+    state, bench, info = play(experiment, 2), experiment.bench, experiment.stages[1].federation
+    result = play_round(experiment, state)
+    old, total, weights = state.server["params"], None, 0
+    for client, role, schedule in zip(result.cohort.clients, result.cohort.roles, result.cohort.schedules, strict=True):
+        part = info.surrogate[client] if isinstance(role, Reviewer) else info.parts[client]
+        w = {k: v.clone().requires_grad_() for k, v in old.items()}
+        for index, length in zip(schedule.index, schedule.lengths, strict=True):
+            assert set(index[:length].tolist()) <= set(part.tolist())
+            x, y = bench.load_train(index[:length], None)
+            logits = torch.func.functional_call(bench.net.module, w, (x,)).logits
+            if isinstance(role, Reviewer):
+                target = (torch.func.functional_call(bench.net.module, dict(old), (x,)).logits / 2).softmax(-1)
+                loss = 0.5 * F.cross_entropy(logits / 2, target)
+            else:
+                loss = F.cross_entropy(logits, y)
+            grads = torch.autograd.grad(loss, list(w.values()))
+            w = {k: (v - 0.1 * g).detach().requires_grad_() for (k, v), g in zip(w.items(), grads, strict=True)}
+        n = len(info.parts[client])
+        total = {k: v * n for k, v in w.items()} if total is None else {k: total[k] + n * w[k] for k in w}
+        weights += n
+    assert {type(role) for role in result.cohort.roles} == {Learner, Reviewer}
+    assert_equal(result.server["params"], {k: v.detach() / weights for k, v in total.items()}, atol=1e-12)
+
+
+def test_server_distillation_covers_its_set_once():
+    """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own model."""
+    experiment = stream(CFeD(**CFED | dict(server_distillation=True)))
+    asked = []
+
+    @dataclass(frozen=True)
+    class Spy:
+        inner: Any
+
+        def __len__(self):
+            return len(self.inner)
+
+        def take(self, index):
+            return self.inner.take(index)
+
+        def answers(self, models, parts):
+            asked.append((models, parts))
+            return self.inner.answers(models, parts)
+
+    stages = tuple(replace(stage, surrogate=Spy(stage.surrogate)) for stage in experiment.stages)
+    state = play(replace(experiment, stages=stages), 1)
+    ((models, parts),) = asked
+    assert len(models) == len(parts) == 3 + 1
+    held = len(experiment.stages[0].surrogate)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(held))
+    assert_equal({k: models[-1][k] for k in experiment.initial}, experiment.initial)
+    without = play(stream(CFeD(**CFED)), 1)
+    assert (flat(state.server["params"]) - flat(without.server["params"])).abs().max() > 1e-5
+
+
+def test_centralised_cfed_mixes_batches_of_one_kind():
+    """One client with everything; as many surrogate as new examples, in batches of one kind, in random order."""
+    experiment = stream(CFeD(**CFED, paradigm="centralized"), surrogate=0.3)
+    (part,), (unlabelled,) = experiment.stages[1].federation.parts, experiment.stages[1].federation.surrogate
+    everything = np.concatenate([stage.partition.parts[0] for stage in experiment.stages])
+    assert len(everything) + len(unlabelled) == 40
+    state = play(experiment, 2)
+    cohort = assemble(experiment, state, 3)
+    assert [type(role) for role in cohort.roles] == [Student]
+    (schedule,) = cohort.schedules
+    kinds = []
+    for index, length in zip(schedule.index, schedule.lengths, strict=True):
+        numbers = set(index[:length].tolist())
+        kinds.append(numbers <= set(part.tolist()))
+        assert kinds[-1] or numbers <= set(unlabelled.tolist())
+    assert kinds.count(True) == kinds.count(False) == LOCAL.epochs * -(-len(part) // LOCAL.batch_size)
+    assert kinds != sorted(kinds)
+
+
+def test_ewc_s_fisher_is_that_of_softmax_regression():
+    """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples of the task."""
+    experiment = stream(FedEWC(lambda_=1.0), model=SoftmaxRegression(), participation=0.5)
+    state, bench, info = play(experiment, 2), experiment.bench, experiment.stages[0].federation
+    x, y = bench.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
+    x, w = x.flatten(1), state.server["params"]
+    delta = (x @ w[HEAD[0]].T + w[HEAD[1]]).softmax(-1) - F.one_hot(y, CLASSES)
+    assert_equal(state.server["importance"][HEAD[0]], (delta**2).T @ (x**2) / len(y), atol=1e-13)
+    assert_equal(state.server["importance"][HEAD[1]], (delta**2).mean(0), atol=1e-13)
+    assert_equal(state.server["anchor"], w)
+
+
+def test_ewc_s_quadratic_is_the_sum_over_tasks():
+    """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a constant."""
+    algorithm, experiment = FedEWC(lambda_=3.0), stream(FedEWC(lambda_=3.0))
+    (fisher,) = algorithm.closing(experiment.stages[0].federation)
+    generator = torch.Generator().manual_seed(1)
+
+    def random(like):
+        return {k: torch.rand(v.shape, generator=generator, dtype=v.dtype) for k, v in like.items()}
+
+    server, terms = {"params": experiment.initial}, []
+    for _ in range(2):
+        server = server | {"params": random(experiment.initial)}
+        message = random(experiment.initial)
+        message = {k: v * (v > 0.3) for k, v in message.items()}  # some parameters matter to nobody
+        about = replace_weights(experiment)
+        server = fisher.aggregate(server, {"fisher": tree.map(lambda leaf: leaf[None], message)}, about)
+        terms.append((message, server["params"]))
+    ctx = Anything(server=server)
+
+    def by_hand(w):
+        return 1.5 * sum((f[k] * (w[k] - t[k]) ** 2).sum() for f, t in terms for k in w)
+
+    points = [random(experiment.initial) for _ in range(2)]
+    ours = [torch.func.grad_and_value(lambda w: algorithm.penalty(None, w, ctx))(p) for p in points]
+    theirs = [torch.func.grad_and_value(by_hand)(p) for p in points]
+    for (gradient, _), (expected, _) in zip(ours, theirs, strict=True):
+        assert_equal(gradient, expected, atol=1e-12)
+    assert_equal(ours[0][1] - ours[1][1], theirs[0][1] - theirs[1][1], atol=1e-10)
+
+
+class Anything:
+    """An object with these attributes."""
+
+    def __init__(self, **values: Any):
+        self.__dict__.update(values)
+
+
+def replace_weights(experiment):
+    return Anything(weights=torch.ones(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("local", [LOCAL, ADAM], ids=["sgd", "adam"])
+def test_inactive_heads_stay_untouched(local):
+    """Bit by bit, also under weight decay; the active head moves."""
+    experiment = stream(FedMultiHead(), local=local)
+    state = play(experiment, 2)
+    before = {k: state.server["params"][k].clone() for k in HEAD}
+    for _ in range(2):
+        advance(state, play_round(experiment, state))
+    for k in HEAD:
+        now = state.server["params"][k]
+        assert torch.equal(now[:2], before[k][:2])
+        assert (now[2:] - before[k][2:]).abs().min() > 0
+
+
+def test_heads_answer_for_their_task():
+    """Disjoint classes: the rows of the task; shared labels: rows of its own for each task."""
+    assert FedMultiHead().heads([[0, 1], [2, 3]]).tolist() == [[0, 1, -1, -1], [-1, -1, 2, 3]]
+    assert FedMultiHead().heads([[0, 1], [0, 1]]).tolist() == [[0, 1], [2, 3]]
+    experiment = stream(FedMultiHead())
+    state, bench = play(experiment, 3), experiment.bench
+    tasks, y = bench.data.test_tasks, bench.data.y_test
+    logits = bench.net(state.server["params"], bench.load_test(torch.arange(len(y)))[0]).logits
+    right = [(logits[i, 2 * t : 2 * t + 2].argmax() + 2 * t == y[i]).item() for i, t in enumerate(tasks.tolist())]
+    evaluation = experiment.engine.evaluate(bench, state.server)
+    expected = [sum(r for r, t in zip(right, tasks.tolist(), strict=True) if t == task) for task in (0, 1)]
+    assert evaluation.task_correct.tolist() == expected
+    assert evaluation.class_correct.sum() == sum(expected)
+
+
+def test_dmc_s_double_target_by_hand():
+    """Old classes 0, 1 from (4, 2): mean 3 -> (1, -1); new classes 2, 3 from (10, 0): mean 5 -> (5, -5)."""
+    old, new = torch.tensor([[4.0, 2.0, 9.0, 9.0]]), torch.tensor([[7.0, 7.0, 10.0, 0.0]])
+    members = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 1.0])
+    target = centred(old, members[0]) + centred(new, members[1])
+    assert target.tolist() == [[1.0, -1.0, 5.0, -5.0]]
+    # added: old minus 6 = (-2, -4, 3, 3), new minus 6 = (1, 1, 4, -6)
+    every = torch.ones(4)
+    assert (centred(old, every) + centred(new, every)).tolist() == [[-1.0, -3.0, 7.0, -3.0]]
+    student = torch.tensor([[0.0, 0.0, 0.0, 0.0]])
+    shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
+    for targets, expected in (("split", (1 + 1 + 25 + 25) / 4), ("added", (1 + 9 + 49 + 9) / 4)):
+        server = {"old": "old", "new": "new", "old_classes": members[0], "new_classes": members[1]}
+        answers = {"old": old, "new": new, "student": student}
+        net = lambda params, x, a=answers: Anything(logits=a[params])  # noqa: E731
+        batch = Anything(x=None)
+        loss = Consolidation(targets=targets, **shared).example_loss(net, "student", batch, Anything(server=server))
+        assert loss.tolist() == [expected]
+
+
+def test_dmc_s_new_model_sees_the_new_classes_alone():
+    """With targets=split its loss is the cross-entropy over classes 2 and 3."""
+    logits, y = torch.tensor([[50.0, 40.0, 1.0, 3.0]]), torch.tensor([2])
+    ctx = Anything(server={"new_classes": torch.tensor([0.0, 0.0, 1.0, 1.0])})
+    net = lambda params, x: Anything(logits=logits)  # noqa: E731
+    loss = NewModel(targets="split").example_loss(net, None, Anything(x=None, y=y), ctx)
+    assert_equal(loss, F.cross_entropy(logits[:, 2:], y - 2, reduction="none"), atol=1e-6)
+
+
+def test_dmc_keeps_the_new_model_and_the_student_apart():
+    """From round 3 on: `new` learns from round to round, the student of `student=initial` does not depend on the last
+    student, and the consolidation has its own epochs and learning rate."""
+    experiment = stream(FedDMC(**DMC))
+    state = play(experiment, 3)
+    news = [state.server["new"]]
+    advance(state, play_round(experiment, state))
+    news.append(state.server["new"])
+    assert (flat(news[1]) - flat(news[0])).abs().max() > 1e-4
+    spoiled = play(experiment, 3)
+    spoiled.server = spoiled.server | {"params": tree.map(lambda leaf: leaf + 1, spoiled.server["params"])}
+    advance(spoiled, play_round(experiment, spoiled))
+    assert_equal(spoiled.server["params"], state.server["params"])
+    new, student = experiment.algorithm.exchanges(experiment.stages[1].federation)
+    assert (student.epochs(LOCAL), student.rate(0.1)) == (4, 0.2)
+    assert (new.epochs(LOCAL), new.rate(0.1)) == (2, 0.1)
+    assert optimizers.memory_of(experiment.initial, LOCAL).keys() == {"momentum"}
+
+
+# --- what makes no sense
+
+
+def test_methods_for_tasks_need_a_scenario():
+    for row in ROWS:
+        with pytest.raises(ConfigError, match=r"scenario=none: .* is defined for scenario=class_incremental"):
+            make_experiment(row.make(), surrogate=0.3)
+
+
+@pytest.mark.parametrize("algorithm", [CFeD(**CFED), FedDMC(**DMC)], ids=["CFeD", "FedDMC"])
+def test_surrogate_is_asked_for(algorithm):
+    with pytest.raises(ConfigError, match=r"needs unlabelled examples: surrogate.dataset="):
+        stream(algorithm, surrogate=0.0)

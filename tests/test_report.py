@@ -1,0 +1,99 @@
+"""`python -m fedexp.report`: one table of many runs, with and without streams of tasks."""
+
+import csv
+import json
+
+import pytest
+
+from fedexp import files
+from fedexp.report import main
+
+BEFORE = (  # the columns of a table without streams of tasks
+    *("dataset", "algorithm", "seed", "status", "rounds", "accuracy", "last5_accuracy", "best_accuracy"),
+    *("forgetting", "round_forgetting", "seconds_per_round", "mb_up_per_client", "mb_down_per_client"),
+)
+PLAIN = {
+    "status": "completed", "algorithm": "fedavg", "dataset": "digits", "seed": 0, "rounds": 2,
+    "accuracy": 0.5, "best_accuracy": 0.75, "forgetting": 0.125, "round_forgetting": None,
+}  # fmt: skip
+
+
+def make_run(directory, **summary):
+    """Two clients in each of two rounds."""
+    directory.mkdir(parents=True)
+    (directory / files.SUMMARY).write_text(json.dumps(PLAIN | summary))
+    rows = "0,0.125,,,\n1,0.25,4e6,2e6,1.5\n2,0.5,4e6,2e6,2.5\n"
+    (directory / files.ROUNDS).write_text(f"round,test_accuracy,bytes_up,bytes_down,seconds\n{rows}")
+    (directory / files.CLIENTS).write_text("round,client\n1,0\n1,1\n2,0\n2,1\n")
+
+
+def stream(*averages, new=0.9):
+    """The part of the summary that a stream of tasks adds."""
+    tasks = [
+        {"task": t, "average_accuracy": a, "new_task_accuracy": new, "accuracies": [a] * len(averages)}
+        for t, a in enumerate(averages, 1)
+    ]
+    forgetting = 0.25 if len(averages) > 1 else None
+    return {"scenario": "class_incremental", "partition": "shards", "tasks": tasks, "task_forgetting": forgetting}
+
+
+def table(folder):
+    """(columns, rows) of the csv file; the markdown file has the same columns and as many rows."""
+    assert main([str(folder), "--out", str(folder / "table")]) == 0
+    with (folder / "table.csv").open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    text = (folder / "table.md").read_text().splitlines()
+    assert text[0] == f"| {' | '.join(reader.fieldnames)} |"
+    assert len(text) == 2 + len(rows)
+    return reader.fieldnames, rows
+
+
+def test_without_tasks_the_table_is_as_it_was(tmp_path, capsys):
+    make_run(tmp_path / "b", scenario="none", partition="lda")
+    make_run(tmp_path / "a", algorithm="fedntd")  # an older run: no scenario, no partition
+    columns, rows = table(tmp_path)
+    assert columns == list(BEFORE)
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedntd"]
+    text = (tmp_path / "table.md").read_text()
+    assert text.splitlines()[2] == (
+        "| digits | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |  | 2.0 | 2.00 | 1.00 |"
+    )
+    assert capsys.readouterr().out == text
+
+
+def test_accuracies_after_each_task(tmp_path):
+    make_run(tmp_path / "cfed", algorithm="cfed", **stream(0.9, 0.625, 0.5))
+    columns, (row,) = table(tmp_path)
+    after = ["average_task2", "new_task2", "average_task3", "new_task3", "task_forgetting"]
+    assert columns == ["dataset", "scenario", "partition", *BEFORE[1:], *after]
+    assert (row["scenario"], row["partition"]) == ("class_incremental", "shards")
+    assert [float(row[name]) for name in after] == [0.625, 0.9, 0.5, 0.9, 0.25]
+    assert (tmp_path / "table.md").read_text().endswith("| 0.6250 | 0.9000 | 0.5000 | 0.9000 | 0.2500 |\n")
+
+
+def test_runs_of_different_lengths_leave_cells_empty(tmp_path):
+    make_run(tmp_path / "long", algorithm="cfed", **stream(0.9, 0.6, 0.5))
+    make_run(tmp_path / "broken", algorithm="fedewc", **stream(0.9))  # interrupted in its second task
+    make_run(tmp_path / "old")  # a run from before there were streams
+    columns, rows = table(tmp_path)
+    assert columns[-1] == "task_forgetting"
+    by_name = {row["algorithm"]: row for row in rows}
+    assert [by_name[name]["average_task2"] for name in ("cfed", "fedewc", "fedavg")] == ["0.6", "", ""]
+    assert [by_name[name]["task_forgetting"] for name in ("cfed", "fedewc", "fedavg")] == ["0.25", "", ""]
+    assert by_name["fedavg"]["scenario"] == ""
+
+
+@pytest.mark.parametrize("key", sorted(PLAIN))
+def test_a_summary_without_a_key_leaves_its_cell_empty(tmp_path, key):
+    make_run(tmp_path / "run")
+    path = tmp_path / "run" / files.SUMMARY
+    path.write_text(json.dumps({k: v for k, v in PLAIN.items() if k != key}))
+    _, (row,) = table(tmp_path)
+    assert row[key] == ""
+
+
+def test_no_run(tmp_path, capsys):
+    assert main([str(tmp_path), "--out", str(tmp_path / "table")]) == 2
+    assert "no finished run below" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,420 @@
+"""Streams of tasks, surrogate sets, shards, the continual metrics, and what of it a command line reaches."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedexp.build import build, resolve
+from fedexp.data.partition import Shards
+from fedexp.data.surrogate import Surrogate, inputs_like, resized
+from fedexp.data.tasks import ClassIncremental, DomainIncremental
+from fedexp.data.types import ImageData, Task, TextData
+from fedexp.errors import ConfigError
+from fedexp.job import Job, execute
+from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
+from fedexp.prepare import divide, prepare
+from world import composed
+
+SPLIT = {"split": [0.7, 0.1, 0.2], "evaluate_on": "test"}
+
+
+class Loads:
+    """A data set of the group, already in memory."""
+
+    kind = "images"
+
+    def __init__(self, data):
+        self.data, self.name = data, data.name
+
+    def load(self):
+        return self.data
+
+
+def images(name="a", train=400, test=100, classes=10, shape=(4, 4, 1), seed=0):
+    """Every image holds its own number, so that examples can be followed."""
+    total = train + test
+    rng = np.random.default_rng(seed)
+    x = np.zeros((total, *shape), np.uint8)
+    x[:, 0, 0, 0], x[:, 0, 1, 0] = np.arange(total) % 256, np.arange(total) // 256
+    y = rng.permutation(np.arange(total) % classes)
+    x, y = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
+    names = tuple(f"c{c}" for c in range(classes))
+    return ImageData(name, x[:train], y[:train], x[train:], y[train:], names, (0.5,), (0.5,))
+
+
+def number(x):
+    """Which example an image is."""
+    return (x[:, 0, 0, 0].long() + 256 * x[:, 0, 1, 0].long()).tolist()
+
+
+def class_incremental(**changes):
+    live = {"rounds_per_task": 2, "num_tasks": 3, "shuffle_classes": False, "classes": None}
+    return ClassIncremental(**live | SPLIT | changes)
+
+
+def rng():
+    return np.random.default_rng(5)
+
+
+# --- scenarios
+
+
+def test_class_incremental_tasks():
+    """Disjoint classes 3, 3, 4; of every class 70/10/20 %; nothing twice; images keep their labels."""
+    data = images()
+    stream = class_incremental().stream(Loads(data), rng())
+    assert [task.classes for task in stream.tasks] == [(0, 1, 2), (3, 4, 5), (6, 7, 8, 9)]
+    out = stream.data
+    assert out.test_tasks.tolist() == sorted(out.test_tasks.tolist())
+    label = dict(zip(number(torch.cat([data.x_train, data.x_test])), data.y_train.tolist() + data.y_test.tolist(),
+                     strict=True))  # fmt: skip
+    everything = number(out.x_train) + number(out.x_test)
+    assert len(set(everything)) == len(everything) == 450  # 50 of validation stay out
+    assert [label[n] for n in everything] == out.y_train.tolist() + out.y_test.tolist()
+    for t, task in enumerate(stream.tasks):
+        counts = np.bincount(out.y_train[task.train].numpy(), minlength=10)
+        assert counts[list(task.classes)].tolist() == [35] * len(task.classes)
+        tested = out.y_test[out.test_tasks == t].numpy()
+        assert np.bincount(tested, minlength=10).tolist() == [10 * (c in task.classes) for c in range(10)]
+    assert np.concatenate([task.train for task in stream.tasks]).tolist() == list(range(350))
+
+
+def test_validation_instead_of_test():
+    """The three parts are the same whichever of the last two is evaluated on."""
+    test, validation = (
+        class_incremental(evaluate_on=on).stream(Loads(images()), rng()).data for on in ("test", "validation")
+    )
+    assert torch.equal(test.x_train, validation.x_train)
+    assert len(validation.x_test) == 50
+    assert len(set(number(test.x_train) + number(test.x_test) + number(validation.x_test))) == 500
+
+
+def test_own_split_of_the_data_set():
+    data = images()
+    stream = class_incremental(split=None).stream(Loads(data), rng())
+    assert sorted(number(stream.data.x_train)) == sorted(number(data.x_train))
+    assert sorted(number(stream.data.x_test)) == sorted(number(data.x_test))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_tasks": 5}, [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]),
+        ({"num_tasks": 1}, [tuple(range(10))]),
+        ({"classes": [[9, 0], [4]]}, [(0, 9), (4,)]),
+    ],
+)
+def test_classes_of_the_tasks(changes, expected):
+    assert [t.classes for t in class_incremental(**changes).stream(Loads(images()), rng()).tasks] == expected
+
+
+def test_shuffled_classes():
+    tasks = class_incremental(num_tasks=5, shuffle_classes=True).stream(Loads(images()), rng()).tasks
+    assert sorted(c for task in tasks for c in task.classes) == list(range(10))
+    assert [len(task.classes) for task in tasks] == [2] * 5
+    assert [task.classes for task in tasks] != [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+
+
+def test_domain_incremental_tasks():
+    """One task a data set; three of the classes, numbered anew; each example stays with its own domain."""
+    first, second = images("a"), images("b", train=200, test=100, seed=1)
+    scenario = DomainIncremental(rounds_per_task=1, domains=[Loads(second)], classes=[7, 2, 4], **SPLIT)
+    stream = scenario.stream(Loads(first), rng())
+    assert [(t.name, t.classes) for t in stream.tasks] == [("a", (0, 1, 2)), ("b", (0, 1, 2))]
+    assert stream.data.classes == ("c7", "c2", "c4")
+    for task, source in zip(stream.tasks, (first, second), strict=True):
+        label = dict(zip(number(torch.cat([source.x_train, source.x_test])),
+                         source.y_train.tolist() + source.y_test.tolist(), strict=True))  # fmt: skip
+        y = stream.data.y_train[task.train]
+        assert [[7, 2, 4][c] for c in y.tolist()] == [label[n] for n in number(stream.data.x_train[task.train])]
+    assert [len(task.train) for task in stream.tasks] == [3 * 35, 3 * 21]
+    assert stream.data.test_tasks.bincount().tolist() == [3 * 10, 3 * 6]
+
+
+def test_domains_must_share_their_labels():
+    scenario = DomainIncremental(rounds_per_task=1, domains=[Loads(images("b", classes=5))], classes=None, **SPLIT)
+    with pytest.raises(ConfigError, match="b has 5 classes, a 10"):
+        scenario.stream(Loads(images("a")), rng())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": [0.5, 0.5]}, "scenario.split"),
+        ({"split": [0.7, 0.1, 0.1]}, "scenario.split"),
+        ({"split": [0.8, 0.0, 0.2], "evaluate_on": "validation"}, "more than 0 for the validation part"),
+        ({"split": None, "evaluate_on": "validation"}, "nothing is held out"),
+        ({"classes": [[0, 1], [1]]}, "no class stands twice"),
+        ({"classes": [[0], []]}, "not empty"),
+        ({"num_tasks": 0}, "at least 1"),
+        ({"rounds_per_task": 0}, "at least 1"),
+        ({"evaluate_on": "tset"}, "nearest: 'test'"),
+    ],
+)
+def test_bad_scenarios(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        class_incremental(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"num_tasks": 11}, "at most 10"), ({"classes": [[0], [12]]}, "from 0 to 9")]
+)
+def test_scenarios_that_do_not_fit_the_data(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        class_incremental(**changes).stream(Loads(images()), rng())
+
+
+# --- surrogate examples
+
+
+def surrogate(**changes):
+    live = {"dataset": None, "options": {}, "fraction": 0.0, "shards": 2, "server_shards": 2, "total_shards": None}
+    return Surrogate(**live | changes)
+
+
+def test_a_withheld_part_is_unlabelled_and_nobody_s():
+    data = images()
+    tasks = (Task("first", tuple(range(10)), np.arange(200)), Task("second", tuple(range(10)), np.arange(200, 400)))
+    attached, left, numbers = surrogate(fraction=0.25).attach(data, tasks, rng())
+    assert len(numbers) == 100
+    assert (attached.y_train[numbers] == -1).all()
+    assert torch.equal(attached.x_train, data.x_train)
+    kept = np.concatenate([task.train for task in left])
+    assert sorted([*kept.tolist(), *numbers.tolist()]) == list(range(400))
+    assert torch.equal(attached.y_train[kept], data.y_train[kept])
+
+
+def test_another_data_set_is_put_behind():
+    data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
+    tasks = (Task("all", tuple(range(10)), np.arange(400)),)
+    attached, left, numbers = surrogate(dataset=Loads(other)).attach(data, tasks, rng())
+    assert left == tasks
+    assert numbers.tolist() == list(range(400, 460))
+    assert torch.equal(attached.x_train, torch.cat([data.x_train, other.x_train]))
+    assert attached.y_train[400:].tolist() == [-1] * 60
+
+
+@pytest.mark.parametrize(("shards", "clients", "total"), [(2, 100, None), (4, 100, None), (1, 7, 9), (40, 100, 200)])
+def test_dealing_shards(shards, clients, total):
+    """Everybody has `shards` different shards of about equal size; disjoint while they last."""
+    numbers = np.arange(1000, 3305)
+    dealt = surrogate(shards=shards, total_shards=total).deal(numbers, clients, rng())
+    pieces = total or 2 * clients
+    smallest, largest = len(numbers) // pieces, -(-len(numbers) // pieces)
+    assert len(dealt.clients) == clients
+    for held in dealt.clients:
+        assert shards * smallest <= len(set(held.tolist())) == len(held) <= shards * largest
+        assert set(held.tolist()) <= set(numbers.tolist())
+    everything = np.concatenate(dealt.clients)
+    assert (len(set(everything.tolist())) == len(everything)) == (shards * clients <= pieces)
+    assert 2 * smallest <= len(dealt.server) <= 2 * largest
+
+
+def test_dealing_what_is_not_there():
+    with pytest.raises(ConfigError, match="150 examples cannot be cut into 200 shards"):
+        surrogate().deal(np.arange(150), 100, rng())
+    with pytest.raises(ConfigError, match=r"surrogate.shards=5: must be at most the 4 shards"):
+        surrogate(shards=5).deal(np.arange(150), 2, rng())
+
+
+def test_images_of_another_form():
+    """Size, channels and scale of the first: a constant colour stays what its luma says."""
+    like = replace(images(shape=(6, 6, 1)), max_value=16)
+    colour = torch.tensor([255, 0, 0], dtype=torch.uint8).expand(3, 12, 12, 3)
+    grey = resized(colour, 255, like)
+    assert grey.shape == (3, 6, 6, 1)
+    assert grey.unique().tolist() == [round(0.299 * 16)]
+    like = images(shape=(5, 7, 3))
+    spread = resized(torch.full((2, 5, 7, 1), 8, dtype=torch.uint8), 16, like)
+    assert spread.shape == (2, 5, 7, 3)
+    assert spread.unique().tolist() == [round(8 * 255 / 16)]
+    step = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
+    step[:, :, 4:] = 200
+    halved = resized(step, 255, images(shape=(4, 4, 1)))[0, :, :, 0]
+    assert halved[0].tolist() == [0, 25, 175, 200]  # triangle filter of width 4: weights 1/8, 3/8, 3/8, 1/8
+
+
+def test_texts_and_images_do_not_mix():
+    tokens, none = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+    texts = TextData("t", tokens, none, tokens, none, ("a",), vocabulary=("x",))
+    for pair in ((images(), texts), (texts, images())):
+        with pytest.raises(ConfigError, match="cannot be used together"):
+            inputs_like(*pair)
+
+
+# --- partition
+
+
+@pytest.mark.parametrize("sort_by_label", [False, True])
+def test_shards_partition(sort_by_label):
+    """s shards of equal size each; sorted, a client's two shards hold at most four classes, mostly two."""
+    labels = np.repeat(np.arange(10), 100)
+    split = Shards(shards_per_client=2, sort_by_label=sort_by_label).split(labels, 50, rng())
+    assert split.sizes.tolist() == [20] * 50
+    assert sorted(np.concatenate(split.parts).tolist()) == list(range(1000))
+    classes = (split.counts > 0).sum(1)
+    assert classes.max() <= 2 if sort_by_label else classes.mean() > 8
+    ragged = Shards(shards_per_client=2, sort_by_label=True).split(labels[:-3], 50, rng())
+    assert (ragged.counts > 0).sum(1).max() <= 4
+    assert ragged.sizes.sum() == 997
+    with pytest.raises(ConfigError, match="10 examples cannot be cut into 20 shards"):
+        Shards(shards_per_client=2, sort_by_label=True).split(labels[:10], 10, rng())
+
+
+# --- metrics
+
+
+def test_metrics_by_hand():
+    """Three tasks of two rounds. After task 1: .9; task 2: .5, .8; task 3: .3, .4, .7."""
+    rows = [(0, [0.1, 0.1, 0.1]), (1, [0.6, 0, 0]), (2, [0.9, 0, 0]), (4, [0.5, 0.8, 0]), (5, [0.4, 0.5, 0.5]),
+            (6, [0.3, 0.4, 0.7])]  # fmt: skip
+    history = TaskHistory.of(rows, 2)
+    assert history.matrix().tolist() == [[0.9, 0, 0], [0.5, 0.8, 0], [0.3, 0.4, 0.7]]
+    summary = history.summary()
+    assert summary["average_accuracy"] == pytest.approx((0.3 + 0.4 + 0.7) / 3)
+    assert summary["new_task_accuracy"] == 0.7
+    assert summary["task_forgetting"] == pytest.approx(((0.9 - 0.3) + (0.8 - 0.4)) / 2)
+    assert [end["average_accuracy"] for end in summary["tasks"]] == pytest.approx([0.9, 0.65, 1.4 / 3])
+    assert [end["new_task_accuracy"] for end in summary["tasks"]] == [0.9, 0.8, 0.7]
+    middle = TaskHistory.of(rows[:5], 2).values()
+    assert middle["task_forgetting"] == pytest.approx(((0.9 - 0.4) + (0.8 - 0.5)) / 2)
+    first = TaskHistory.of(rows[:2], 2).summary()
+    assert (first["average_accuracy"], first["task_forgetting"], first["tasks"]) == (0.6, None, [])
+    start = TaskHistory.of(rows[:1], 2).summary()
+    assert (start["average_accuracy"], start["new_task_accuracy"]) == (None, None)
+
+
+def test_metrics_are_defined_at_the_edges():
+    values = np.array([0.5, 0.2])
+    assert np.isnan(average_accuracy(values, 0))
+    assert np.isnan(new_task_accuracy(values, 0))
+    assert np.isnan(task_forgetting(np.empty((0, 2)), values))
+    assert task_forgetting(np.array([[0.9, 0.0]]), values) == pytest.approx(0.4)
+
+
+# --- from a configuration
+
+
+def test_named_data_sets_are_filled_in():
+    config = composed("scenario=domain_incremental", "scenario.domains=[mnist]", "surrogate.dataset=image_folder",
+                      "+surrogate.options.size=8", "data_dir=here")  # fmt: skip
+    values = resolve(config)
+    assert values["scenario"]["domains"][0]["_target_"].endswith("TorchvisionDataset")
+    assert values["scenario"]["domains"][0]["data_dir"] == "here"
+    assert values["surrogate"]["dataset"]["size"] == 8
+    built = build(config)
+    assert [domain.name for domain in built.groups["scenario"].domains] == ["mnist"]
+    assert built.surrogate.dataset.name == "image_folder"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("surrogate.dataset=mnits", "surrogate.dataset=mnits: no such data set (nearest: 'mnist')"),
+        ("+surrogate.options.rooot=x", "surrogate.options.rooot: image_folder has no such value (nearest: 'root')"),
+        ("scenario.domains=[minst]", "scenario.domains=minst: no such data set (nearest: 'mnist')"),
+    ],
+)
+def test_bad_names(override, message):
+    base = ["scenario=domain_incremental", "surrogate.dataset=image_folder"]
+    given = [o for o in base if not override.startswith(o.split("=")[0] + "=")]
+    with pytest.raises(ConfigError) as error:
+        resolve(composed(*given, override))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset=thucnews"], "dataset=thucnews has text, and the model CNN reads images"),
+        (["model=textcnn"], "dataset=digits has images, and the model TextCNN reads text"),
+        (["algorithm=fedewc"], "scenario=none: FedEWC is defined for scenario=class_incremental"),
+        (["algorithm=feddmc", "scenario=domain_incremental"], "FedDMC is defined for scenario=class_incremental"),
+        (
+            ["dataset=thucnews", "model=textcnn", "algorithm=fedreg", "local.optimizer=sgd"],
+            "FedReg is defined for images",
+        ),
+        (["algorithm.paradigm=central"], "one of federated, centralized (nearest: 'centralized')"),
+        (["scenario=class_incremental", "partition=file", "partition.path=x"], "scenario=none only"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides, message):
+    with pytest.raises(ConfigError) as error:
+        prepare(build(composed(*overrides)))
+    assert message in str(error.value)
+
+
+def test_one_place_holds_everything():
+    """The centralised twin: one client with all of the task, whatever the partition says."""
+    built = build(composed("algorithm=lwf", "scenario=class_incremental", "surrogate.fraction=0.1"))
+    experiment = prepare(built).experiment
+    sizes = [stage.federation.parts[0].size for stage in experiment.stages]
+    assert experiment.settings.cohort_size == experiment.stages[0].federation.num_clients == 1
+    assert sum(sizes) + len(experiment.stages[0].federation.unlabelled) == len(experiment.bench.data.y_train)
+    assert experiment.stages[0].federation.surrogate[0].tolist() == experiment.stages[0].federation.unlabelled.tolist()
+
+
+@pytest.mark.parametrize("partition", ["shards", "iid", "lda", "sharding"])
+def test_every_partition_divides_a_task(partition):
+    """A partition sees the task's classes alone: all of its examples (but the rest of a division), of its labels."""
+    extra = ["min_size=1", "alpha=1"] if partition == "lda" else []
+    extra += ["num_clients=6"]
+    data, parts = divide(build(composed("scenario=class_incremental", f"partition={partition}", *extra)))
+    for part in parts:
+        classes = list(part.federation.tasks[part.federation.task])
+        outside = [c for c in range(10) if c not in classes]
+        assert part.partition.counts[:, outside].sum() == 0
+        total = int(sum((data.y_train == c).sum() for c in classes))
+        assert total - 6 < part.partition.sizes.sum() <= total
+
+
+def run_once(directory, *overrides):
+    config = composed("scenario=class_incremental", "partition=shards", "tracker=none", "figures=false", "rounds=2",
+                      "local.epochs=1", "hardware.engine=sequential", "hardware.threads=1", *overrides)  # fmt: skip
+    choices = {"algorithm": "a", "dataset": "digits", "partition": "shards", "model": "cnn", "scenario": "class"}
+    return execute(Job(config, directory, [], choices, None))
+
+
+def test_files_of_a_stream(tmp_path):
+    """tasks.csv, the columns of rounds.csv and the summary agree; one partition file for each task; roles are named."""
+    summary = run_once(tmp_path, "algorithm=cfed", "surrogate.fraction=0.2", "surrogate.total_shards=40")
+    tasks, rounds = (pd.read_csv(tmp_path / name) for name in ("tasks.csv", "rounds.csv"))
+    assert len(tasks) == 7 * 3
+    assert rounds["task"].tolist() == [0, 1, 1, 2, 2, 3, 3]
+    table = tasks.pivot(index="round", columns="evaluated_task", values="accuracy").to_numpy()
+    assert rounds["new_task_accuracy"][1:].tolist() == pytest.approx([table[r, -(-r // 2) - 1] for r in range(1, 7)])
+    assert rounds["average_accuracy"][1:].tolist() == pytest.approx(
+        [table[r, : -(-r // 2)].mean() for r in range(1, 7)]
+    )
+    assert json.loads((tmp_path / "summary.json").read_text())["tasks"] == summary["tasks"]
+    assert [end["accuracies"] for end in summary["tasks"]] == [table[r].tolist() for r in (2, 4, 6)]
+    assert summary["task_forgetting"] == pytest.approx((table[2, 0] - table[6, 0] + table[4, 1] - table[6, 1]) / 2)
+    per_class = pd.read_csv(tmp_path / "class_accuracy.csv")
+    assert per_class.groupby("round")["accuracy"].count().unique().tolist() == [10]
+    assert sorted(p.name for p in tmp_path.glob("partition*")) == [
+        "partition.npz",
+        "partition_task2.npz",
+        "partition_task3.npz",
+    ]
+    roles = pd.read_csv(tmp_path / "clients.csv").groupby("round")["role"].value_counts().unstack(fill_value=0)
+    assert roles["reviewer"].tolist() == [0, 0, 4, 4, 4, 4]
+    assert roles["learner"].tolist() == [10, 10, 6, 6, 6, 6]
+
+
+def test_local_metrics_know_the_task(tmp_path):
+    """In-local accuracy needs the label counts of the round's own task: with those of task 1 it would be undefined."""
+    run_once(tmp_path, "forgetting_metric=in_out_local", "algorithm=fedlwf")
+    rounds = pd.read_csv(tmp_path / "rounds.csv")
+    assert rounds["in_local_accuracy"][1:].notna().all()
+    ends = rounds[rounds["round"].isin([2, 4, 6])]
+    assert (ends["in_local_accuracy"] > ends["out_local_accuracy"]).all()
+    from fedexp.metrics.history import load_history
+
+    history = load_history(tmp_path)
+    assert history.counts.shape == (3, 20, 10)
+    assert history.rounds_per_task == 2
+    assert history.counts_in(3)[:, :3].sum() == 0 < history.counts_in(3)[:, 3:6].sum()
