@@ -11,7 +11,9 @@ from torch import nn
 from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedprox import FedProx
+from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.build import build
 from fedexp.data.augment import load_batch
@@ -135,7 +137,10 @@ def test_adam_is_torch_s():
             assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
-@pytest.mark.parametrize("algorithm", [NTD, SameStep()], ids=["fedntd", "a step of its own"])
+PAC, REG = FedPAC(lambda_=1.0, head_lr=0.02, head_epochs=1), FedReg(gamma=0.5, eta_s=0.1, eta_ratio=0.5, ascent=1)
+
+
+@pytest.mark.parametrize("algorithm", [NTD, SameStep(), PAC, REG], ids=lambda a: type(a).__name__)
 def test_engines_agree_with_adam(algorithm):
     experiment = make_experiment(algorithm, ADAM)
     state = play(experiment, 1)

@@ -229,17 +229,18 @@ def test_fedpac_s_statistics_of_one_pass():
     assert ctx.begin["aligns"] == 1
 
 
-def test_fedpac_s_round_by_autograd():
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_fedpac_s_round_by_autograd(optimizer):
     """The classifier for an epoch with lr 0.2, then the body for two on CE + lambda * MSE, one client; round 2."""
-    local = replace(LOCAL, epochs=2)
+    local = replace(LOCAL, epochs=2, optimizer=optimizer)
     experiment = make_experiment(pac(lambda_=0.7), local, (10,), participation=1.0)
     ctx, data, _, state = context(experiment, 1, 0)
     net, target = experiment.bench.net, state.server["prototypes"]["mean"]
     w = {k: v.clone().requires_grad_() for k, v in (state.server["params"] | ctx.personal).items()}
     body = {k: v for k, v in w.items() if k not in heads.HEAD}
-    momentum = dict(momentum=local.momentum, weight_decay=local.weight_decay)
-    phases = [torch.optim.SGD([w[k] for k in heads.HEAD], 0.2, **momentum)]
-    phases += [torch.optim.SGD(body.values(), ctx.lr, **momentum)]
+    decay = dict(weight_decay=local.weight_decay) | (dict(momentum=local.momentum) if optimizer == "sgd" else {})
+    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
+    phases = [make([w[k] for k in heads.HEAD], 0.2, **decay), make(body.values(), ctx.lr, **decay)]
     for batch in data.batches():
         out = net(w, batch.x)
         loss = F.cross_entropy(out.logits, batch.y) + 0.7 * F.mse_loss(out.features, target[batch.y])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import fedexp.run as rounds
+from fedexp import exchange
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import ServerRound
 from fedexp.build import Built
@@ -26,6 +26,7 @@ from fedexp.engine.base import Cohort, Trained
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import Vectorised
 from fedexp.engine.workers import Workers
+from fedexp.exchange import sample
 from fedexp.experiment import Experiment, State
 from fedexp.hardware import Hardware, Resolved
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -33,7 +34,7 @@ from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.prepare import prepare
 from fedexp.record import RoundResult
-from fedexp.run import play_round, sample
+from fedexp.run import play_round
 from fedexp.settings import LocalTraining, Public, Seeds, Settings
 from fedexp.trackers.base import NoTracker
 from fedexp.tree import Params, Tree
@@ -176,15 +177,15 @@ def make_experiment(
 def assemble(experiment: Experiment, state: State, number: int) -> Cohort:
     """The cohort of a round of one exchange."""
     clients = sample(experiment, number)
-    return rounds.assemble(experiment, experiment.algorithm, state.server, state.clients, number, clients)
+    return exchange.assemble(experiment, experiment.algorithm, state.server, state.clients, number, clients)
 
 
 def broadcast(experiment: Experiment, state: State) -> Tree:
-    return rounds.broadcast(experiment.algorithm, state.server)
+    return exchange.broadcast(experiment.algorithm, state.server)
 
 
 def describe(experiment: Experiment, state: State, cohort: Cohort, trained: Trained) -> ServerRound:
-    return rounds.describe(experiment, state.server, cohort, trained)
+    return exchange.describe(experiment, state.server, cohort, trained)
 
 
 def advance(state: State, result: RoundResult) -> None:

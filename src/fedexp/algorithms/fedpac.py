@@ -19,13 +19,12 @@ Feature statistics are taken over the batches of the first pass (augmented like 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
+from fedexp import optimizers, tree
 from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
@@ -38,8 +37,6 @@ SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class FedPAC(FedAvg):
-    optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
-
     lambda_: float  # weight of the alignment, >= 0
     head_lr: float  # learning rate of the classifier, > 0
     head_epochs: int  # of the classifier alone, before the E of the body
@@ -107,20 +104,20 @@ class FedPAC(FedAvg):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """SGD of the classifier first, then of the body; what is not trained keeps its value and a momentum of 0."""
-        local, head_steps = ctx.local, ctx.steps * self.head_epochs / self.epochs(ctx.local)
+        """Steps of the classifier first, then of the body; what is not trained keeps its value, and the optimizer's
+        memory of it stays that of a fresh one."""
+        head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
-        head_phase = torch.as_tensor(batch.step, device=head_steps.device) < head_steps
-        one = torch.ones_like(head_steps)
+        step = torch.as_tensor(batch.step, device=head_steps.device)
+        head_phase, one = step < head_steps, torch.ones_like(head_steps)
         lr = torch.where(head_phase, self.head_lr * one, ctx.lr * one)
-        momentum = memory["momentum"]
-        new_params, new_momentum = {}, {}
-        for k, w in params.items():
-            trains = head_phase if k in heads.HEAD else ~head_phase
-            buffer = local.momentum * momentum[k] + grads[k] + local.weight_decay * w
-            new_momentum[k] = torch.where(trains, buffer, momentum[k])
-            new_params[k] = torch.where(trains, w - lr * buffer, w)
-        return new_params, {"momentum": new_momentum}, loss
+        number = torch.where(head_phase, step * one, step - head_steps)
+        stepped, remembered = optimizers.step(params, grads, memory, lr, ctx.local, number)
+
+        def chosen(new: Params, old: Params) -> Params:
+            return {k: torch.where(head_phase if k in heads.HEAD else ~head_phase, new[k], old[k]) for k in old}
+
+        return chosen(stepped, params), {k: chosen(remembered[k], memory[k]) for k in memory}, loss
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         before = {k: ctx.begin[k] for k in ("count", "mean", "square")}

@@ -5,7 +5,8 @@ and the authors' code. Before training, the global model in eval mode turns ever
     pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)), soft labels y^s =
     softmax(f_global(x^s)) perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
 Step j on a batch, with the pseudo batch j (they come round again in every epoch):
-    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no weight decay)
+    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no weight decay;
+       with local.optimizer=adam a step of Adam)
     2. delta = w - w_global, w^ = (w + w_global) / 2
        g_s = grad CE(w^; x^s, y^s),  a = max(0, <delta, g_s> / ||g_s||^2)
        g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
@@ -16,13 +17,12 @@ as in the authors' code, whose clamp does nothing. Their in-place change of the 
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch.func import grad
 
-from fedexp import tree
+from fedexp import optimizers, tree
 from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
 from fedexp.algorithms.contract import Batch, ClientData, Context, Needs, Network
 from fedexp.errors import require
@@ -34,8 +34,6 @@ SMALLEST = 1e-30  # in denominators, as in the authors' code
 @dataclass(frozen=True, kw_only=True)
 class FedReg(FedAvg):
     inputs = ("images",)  # it moves them along a gradient
-
-    optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 
     gamma: float  # how much of the local model is in the point of the gradient, 0 to 1
     eta_s: float  # step size of the pseudo data, > 0
@@ -77,7 +75,10 @@ class FedReg(FedAvg):
         grads, loss = net.gradient(
             lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask), mixed(params, start, self.gamma)
         )
-        params = {k: params[k] - ctx.lr * grads[k] for k in params}
+        if ctx.local.optimizer == "adam":
+            params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
+        else:
+            params = {k: params[k] - ctx.lr * grads[k] for k in params}
         return self.projected(net, params, batch.step, ctx), memory, loss
 
     def projected(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
