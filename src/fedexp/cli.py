@@ -76,22 +76,63 @@ def run_hydra(arguments: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from fedexp.explain import explain
+    from fedexp.identity import register
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     signal.signal(signal.SIGTERM, interrupt)
-    sys.argv = [sys.argv[0], *flags_first(expand_resume(arguments))]
+    register()
+    flags, lists, _, preview = sort_out(expand_resume(arguments))
     outcomes: list[int] = []
 
     def task(config: Any) -> None:
         outcomes.append(run_job(config))
 
     try:
-        hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
+        if preview:
+            return show_preview(lists, config_directories(arguments))
+        for overrides in lists:
+            sys.argv = [sys.argv[0], *flags, *overrides]
+            hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
         return say(explain(error, conf_directory(), config_directories(arguments)))
     except OSError as error:
         return say(f"{error.filename}: cannot be written ({error.strerror})")
     return max(outcomes, default=0)
+
+
+def sort_out(arguments: list[str]) -> tuple[list[str], list[list[str]], str | None, bool]:
+    """(flags, the overrides of each run of Hydra, name of the sweep, whether it is only to be shown).
+
+    Hydra's parser does not take overrides on both sides of a flag.
+    """
+    from fedexp.sweep import launches, load_sweep
+
+    flags, overrides = split_flags(arguments)
+    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in ("sweep", "preview")}
+    own = [o for o in overrides if not o.startswith(("sweep=", "preview="))]
+    multirun = "--multirun" in flags or "-m" in flags
+    for key, values in asked.items():
+        if values and not multirun:
+            raise ConfigError(f"{key}={values[-1]}: goes with --multirun")
+    preview = asked["preview"][-1:]
+    if preview not in ([], ["true"], ["false"]):
+        raise ConfigError(f"preview={preview[0]}: must be true or false")
+    if not asked["sweep"]:
+        return flags, [own], None, preview == ["true"]
+    name, folders = asked["sweep"][-1], [*config_directories(arguments), conf_directory()]
+    if not any(o.startswith("hydra.sweep.dir=") for o in own):
+        own.append(f"hydra.sweep.dir=multirun/{name}")
+    return flags, launches(load_sweep(name, folders), own), name, preview == ["true"]
+
+
+def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
+    """Lists the jobs of a sweep and runs none."""
+    from fedexp.preview import measurements, plan, show
+
+    jobs = plan(lists, conf_directory(), extra)
+    folders = {job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")}
+    show(jobs, measurements(sorted(folders)))
+    return 0
 
 
 # Hydra's flags that are followed by a value.
@@ -113,12 +154,6 @@ def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def flags_first(arguments: list[str]) -> list[str]:
-    """Hydra's parser does not take overrides on both sides of a flag."""
-    flags, overrides = split_flags(arguments)
-    return flags + overrides
-
-
 def interrupt(number: int, frame: Any) -> None:
     """SIGTERM (Slurm's preemption, `kill`) saves and stops like Ctrl+C."""
     raise KeyboardInterrupt
@@ -133,6 +168,7 @@ def run_job(config: Any) -> int:
     log_to_console()
     from fedexp.files import CHECKPOINT
     from fedexp.job import Job, execute
+    from fedexp.lock import Occupied
 
     hydra_config = HydraConfig.get()
     directory, in_sweep = Path(hydra_config.runtime.output_dir), hydra_config.mode == RunMode.MULTIRUN
@@ -147,6 +183,8 @@ def run_job(config: Any) -> int:
     try:
         execute(job)
         return 0
+    except Occupied as error:
+        return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
     except ConfigError as error:
         if in_sweep:
             record_failure(job, str(error))
@@ -207,10 +245,10 @@ def key_of(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~")
 
 
-def say(message: str) -> int:
-    """One message for bad input."""
+def say(message: str, code: int = BAD_INPUT) -> int:
+    """One message, for bad input unless another exit code is given, which is returned."""
     print(f"fedexp: {message}", file=sys.stderr)
-    return BAD_INPUT
+    return code
 
 
 def shorten(path: Path) -> Path:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from fedexp.errors import nearest
 
+PRESETS = ("experiment", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
 def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     """One message for an error that was raised while composing the configuration."""
     text = str(error)
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+    if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
         group, option = found.groups()
         options = list_options(group, [conf, *extra])
         return f"{group}={option}: no such option{nearest(option, options)}; options: {', '.join(options)}"
@@ -43,11 +44,13 @@ def list_groups(directories: list[Path]) -> list[str]:
     """Config groups, in the order of the defaults list where they are in it."""
     names = {p.name for directory in directories if directory.is_dir() for p in directory.iterdir() if p.is_dir()}
     order = ("dataset", "scenario", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
-    return [name for name in order if name in names] + sorted(names - set(order) - {"__pycache__", "hydra"})
+    return [name for name in order if name in names] + sorted(names - {*order, *PRESETS, "__pycache__", "hydra"})
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
-    return sorted({path.stem for directory in directories for path in (directory / group).glob("*.yaml")})
+    """Also those in folders of the group, such as `fedntd/cifar10_s2` of `experiment`."""
+    folders = [directory / group for directory in directories]
+    return sorted({path.relative_to(f).with_suffix("").as_posix() for f in folders for path in f.rglob("*.yaml")})
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
@@ -64,6 +67,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
     main = OmegaConf.load(conf / "config.yaml")
     assert isinstance(main, DictConfig)
     keys: dict[str, list[str]] = {key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
+    keys |= {"sweep": [], "preview": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
         for path in sorted(path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")):

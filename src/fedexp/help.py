@@ -1,5 +1,6 @@
 """The text of `fedexp --help`: made from conf/ itself, so that it is never out of date; imports nothing heavy."""
 
+import textwrap
 from pathlib import Path
 
 from fedexp.explain import list_groups, list_options
@@ -60,7 +61,19 @@ def groups_text(conf: Path, extra: list[Path]) -> str:
             star = "*" if chosen.get(group) == option else " "
             path = next(d / group / f"{option}.yaml" for d in [*extra, conf] if (d / group / f"{option}.yaml").exists())
             lines.append(f"   {star}{option:<20} {description(path)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n" + presets_text(conf, extra)
+
+
+def presets_text(conf: Path, extra: list[Path]) -> str:
+    """The papers' settings and tables, by name."""
+    experiments = list_options("experiment", [conf, *extra])
+    lines = ["Settings of the papers: experiment=<name>"]
+    for paper in dict.fromkeys(name.partition("/")[0] for name in experiments):
+        names = [name for name in experiments if name.startswith(f"{paper}/")]
+        lines += textwrap.wrap(" ".join(names), 118, initial_indent="    ", subsequent_indent="    ")
+    lines.append("Their tables and figures: fedexp --multirun sweep=<name>, and preview=true to see what it would run")
+    sweeps = " ".join(list_options("sweep", [conf, *extra]))
+    return "\n".join(lines + textwrap.wrap(sweeps, 118, initial_indent="    ", subsequent_indent="    ")) + "\n"
 
 
 def defaults(conf: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ import logging
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,36 +23,16 @@ from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.figures import make_figures
 from fedexp.hardware import Resolved
+from fedexp.identity import essential
+from fedexp.lock import occupied
 from fedexp.metrics.history import task_partition
-from fedexp.prepare import prepare
+from fedexp.prepare import Prepared, prepare
 from fedexp.record import Recorder
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_table
 
 log = logging.getLogger("fedexp")
-
-# What may differ when a run is resumed: where it runs and how it is watched, not what it computes.
-FREE_ON_RESUME = (
-    *(
-        "resume",
-        "tracker",
-        "checkpoint_interval",
-        "figures",
-        "profile",
-        "data_dir",
-        "dataset.data_dir",
-        "dataset.url",
-        "choices",
-    ),
-    *(
-        "hardware.device",
-        "hardware.engine",
-        "hardware.threads",
-        "hardware.workers",
-        "hardware.chunk",
-    ),  # not hardware.precision
-)
 
 
 @dataclass(frozen=True)
@@ -69,19 +50,50 @@ def execute(job: Job) -> dict[str, Any]:
     """Runs a job to its end and returns its summary. User errors raise ConfigError and leave nothing behind."""
     built = build(job.config)
     container = resolve(job.config) | {"choices": dict(job.choices)}
+    with ExitStack() as held:
+        if begun := (job.directory / files.CONFIG).exists():
+            held.enter_context(occupied(job.directory))
+        saved, summary = find_start(job, built, container)
+        if summary is not None:
+            return summary
+        prepared = prepare(built)
+        make_directory(job.directory)
+        if not begun:
+            held.enter_context(occupied(job.directory))
+            check_new(job.directory)  # nobody has been quicker
+        return start(job, built, container, prepared, saved)
+
+
+def find_start(
+    job: Job, built: Built, container: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, dict[str, Any] | None]:
+    """(the checkpoint to go on from, the summary of a run that is over); each None where there is none."""
     resumed = built.settings.resume is not None
-    if not resumed:
+    if job.sweep is None and not resumed:
         check_new(job.directory)
-    saved = check_resume(job.directory, container) if resumed else None
-    if saved is not None and (summary := finished_summary(job.directory)):
-        log.info("%s is complete (%d rounds); nothing to do", job.directory, saved["round"])
-        return summary
-    prepared = prepare(built)
+        return None, None
+    if not resumed and not (job.directory / files.CHECKPOINT).exists():
+        return None, None  # a job of a sweep that is new, or that ended before it had anything to go on from
+    saved = check_resume(job.directory, container)
+    summary = finished_summary(job.directory)
+    if summary is None:
+        return saved, None
+    log.info("%s is complete (%d rounds); nothing to do", job.directory, saved["round"])
+    if job.sweep is None:
+        result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
+    return saved, summary
+
+
+def start(
+    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, saved: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Runs the rounds that are left, in a directory that is ours."""
     experiment, hardware = prepared.experiment, prepared.hardware
     state = experiment.initial_state() if saved is None else State.from_tree(saved, hardware.device, job.directory)
     if saved is not None:
         check_partition(job.directory, experiment)
-    make_directory(job.directory)
+    for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
+        (job.directory / left).unlink(missing_ok=True)
     handler = log_to(job.directory / "run.log")
     try:
         log.info("hardware: %s", hardware.sentence())
@@ -90,7 +102,6 @@ def execute(job: Job) -> dict[str, Any]:
             write_inputs(job, container, experiment)
         else:
             log.info("resuming after round %d", state.round)
-            (job.directory / files.ERROR).unlink(missing_ok=True)
         return conduct(job, built, container, experiment, hardware, state, saved)
     finally:
         log.removeHandler(handler)
@@ -153,11 +164,11 @@ def check_new(directory: Path) -> None:
 def check_resume(directory: Path, container: Mapping[str, Any]) -> Mapping[str, Any]:
     """The checkpoint of a directory, after making sure that it was made with this configuration."""
     saved_config = read_config(directory)
-    now, before = flatten(container), flatten(saved_config)
+    now, before = essential(container), essential(saved_config)
     differing = [
         f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
         for key in sorted(now.keys() | before.keys())
-        if not f"{key}.".startswith(tuple(f"{free}." for free in FREE_ON_RESUME)) and now.get(key) != before.get(key)
+        if now.get(key) != before.get(key)
     ]
     if differing:
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
@@ -187,16 +198,6 @@ def partition_files(experiment: Experiment) -> dict[str, Stage]:
     """File name -> the task whose partition it holds."""
     names = [files.PARTITION, *(task_partition(number) for number in range(2, len(experiment.stages) + 1))]
     return dict(zip(names, experiment.stages, strict=True))
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one dict with dotted keys."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    items: dict[str, Any] = {}
-    for key, value in node.items():
-        items |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return items
 
 
 def make_directory(directory: Path) -> None:
@@ -302,15 +303,12 @@ def write_results(directory: Path, state: State, summary: Mapping[str, Any], fig
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run that has come to its end, shown once more; None where there is more to do."""
+    """The summary of a run that has come to its end; None where there is more to do."""
     try:
         summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
-    if summary["status"] == "failed":
-        return None
-    result_table(summary, result_files(directory, sorted((directory / "figures").glob("*.png"))))
-    return summary
+    return None if summary["status"] == "failed" else summary
 
 
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:

@@ -1,6 +1,11 @@
 """Sweeps: every job complete, apart from the others, and a failing one does not stop the rest."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,24 +25,31 @@ class Broken(FedAvg):
 """
 
 
-def jobs(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "multirun").glob("*/*_digits_*"))
+def jobs(tmp_path: Path, order: str = "algorithm") -> list[Path]:
+    """Directories of the jobs by a key of their configuration (the algorithm: as in `choices`), then seed."""
+
+    def key(directory: Path) -> tuple:
+        config = yaml.safe_load((directory / "config.yaml").read_text())
+        return config["choices"].get(order, config.get(order)), config["seed"]
+
+    found = [path for path in (tmp_path / "multirun").glob("*/digits_*") if (path / "config.yaml").exists()]
+    return sorted(found, key=key)
+
+
+def failed(tmp_path: Path) -> list[Path]:
+    return sorted(path.parent for path in (tmp_path / "multirun").glob("*/digits_*/error.txt"))
 
 
 def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
     answer = fedexp("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
     assert answer.code == 0, answer.err
-    names = [directory.name for directory in jobs(tmp_path)]
-    assert names == [
-        "0_digits_fedavg_seed0",
-        "1_digits_fedavg_seed1",
-        "2_digits_fedntd_seed0",
-        "3_digits_fedntd_seed1",
-    ]
+    names = [directory.name.rpartition("_")[0] for directory in jobs(tmp_path)]
+    assert names == [f"digits_lda_{algorithm}_seed{seed}" for algorithm in ("fedavg", "fedntd") for seed in (0, 1)]
+    assert len({directory.name.rpartition("_")[2] for directory in jobs(tmp_path)}) == 4
     for directory in jobs(tmp_path):
         summary = json.loads((directory / "summary.json").read_text())
         assert summary["status"] == "completed"
-        assert directory.name.endswith(f"{summary['algorithm']}_seed{summary['seed']}")
+        assert f"_{summary['algorithm']}_seed{summary['seed']}_" in directory.name
         assert not (directory / "figures").exists()  # figures=false
     # The third job in one process is the run that the same options give alone.
     assert fedexp("algorithm=fedntd", "rounds=2", "hydra.run.dir=alone", *SMALL).code == 0
@@ -51,7 +63,7 @@ def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     answer = fedexp("--multirun", "--config-dir", "own", "algorithm=fedavg,broken,fedprox", "rounds=1", *SMALL)
     assert answer.code == 1
-    good, bad, last = jobs(tmp_path)
+    bad, good, last = jobs(tmp_path)
     assert json.loads((good / "summary.json").read_text())["status"] == "completed"
     assert json.loads((last / "summary.json").read_text())["status"] == "completed"
     assert json.loads((bad / "summary.json").read_text())["status"] == "failed"
@@ -64,7 +76,7 @@ def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, 
 def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
     answer = fedexp("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
     assert answer.code == 2
-    good, bad = jobs(tmp_path)
+    (good,), (bad,) = jobs(tmp_path), failed(tmp_path)
     assert json.loads((good / "summary.json").read_text())["status"] == "completed"
     assert "alpha=-1.0: must be" in (bad / "error.txt").read_text()
     assert not (bad / "rounds.csv").exists()
@@ -84,3 +96,68 @@ def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     assert seeds == [0, 1]
     assert not (tmp_path / "wandb").exists()
     assert answer.err.count("wandb sync") == 2
+
+
+SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
+
+
+def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
+    """What is complete stays as it is; a seed that is added runs; a job that failed is tried again."""
+    assert fedexp(*SWEEP, "seed=0,1").code == 0
+    first = {path.name: (path / "summary.json").stat().st_mtime_ns for path in jobs(tmp_path)}
+    broken = jobs(tmp_path)[1]
+    (broken / "summary.json").write_text('{"status": "failed"}')
+    (broken / "error.txt").write_text("it broke")
+    answer = fedexp(*SWEEP, "seed=0,1,2", "checkpoint_interval=2")  # which decides nothing
+    assert answer.code == 0, answer.err
+    assert len(jobs(tmp_path)) == 3
+    assert answer.err.count("nothing to do") == 1
+    assert (jobs(tmp_path)[0] / "summary.json").stat().st_mtime_ns == first[jobs(tmp_path)[0].name]
+    assert json.loads((broken / "summary.json").read_text())["status"] == "completed"
+    assert not (broken / "error.txt").exists()
+
+
+def test_two_launchers_do_not_run_one_job_twice(fedexp, tmp_path):
+    """The second one passes over what the first one is working on, and says who that is."""
+    arguments = [*SWEEP, "seed=0,1", "rounds=40"]
+    command = [sys.executable, "-m", "fedexp", *arguments]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not list((tmp_path / "multirun/again").glob("*/rounds.csv")):
+            assert first.poll() is None
+            time.sleep(0.05)
+        (occupied,) = {path.parent.name for path in (tmp_path / "multirun/again").glob("*/rounds.csv")}
+        answer = fedexp(*arguments)
+    finally:
+        first.wait(timeout=100)
+    assert first.returncode == answer.code == 0
+    assert f"{occupied}: process {first.pid} on " in answer.err
+    rounds = [(path / "rounds.csv").read_text().splitlines() for path in jobs(tmp_path)]
+    assert [len(lines) for lines in rounds] == [42, 42]
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_ends_as_an_undisturbed_one(fedexp, tmp_path):
+    """kill -9 five times, at moments all over the sweep; then to the end."""
+    arguments = [*SWEEP, "algorithm=fedavg,scaffold", "seed=0,1", "rounds=6"]
+    command = [sys.executable, "-m", "fedexp", *arguments]
+    for attempt in range(5):
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        written = progress(tmp_path)
+        while progress(tmp_path) <= written + 2 * attempt and process.poll() is None:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    answer = fedexp(*arguments)
+    assert answer.code == 0, answer.err
+    assert fedexp(*arguments, "hydra.sweep.dir=multirun/undisturbed").code == 0
+    for directory in (tmp_path / "multirun/again").glob("digits_*"):
+        assert_same_run(directory, tmp_path / "multirun/undisturbed" / directory.name)
+    assert len(jobs(tmp_path)) == 8
+
+
+def progress(tmp_path: Path) -> int:
+    """Lines of all rounds.csv so far."""
+    return sum(len(path.read_text().splitlines()) for path in (tmp_path / "multirun/again").glob("*/rounds.csv"))

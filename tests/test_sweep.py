@@ -1,0 +1,191 @@
+"""Named sweeps against the printed tables, and the names of runs."""
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedexp import cli
+from fedexp.build import build
+from fedexp.errors import ConfigError
+from fedexp.explain import list_options
+from fedexp.identity import content_hash, essential
+from fedexp.lock import Occupied, is_occupied, occupied
+from fedexp.preview import expand, plan, status
+from fedexp.sweep import cell_of, launches, load_sweep, protocol_of
+from world import CONF, composed
+
+SWEEPS = list_options("sweep", [CONF])
+TABLES = Path(cli.__file__).parent / "published" / "tables.csv"
+every_sweep = pytest.mark.parametrize("name", SWEEPS)
+
+
+def load(name):
+    return load_sweep(name, [CONF])
+
+
+@every_sweep
+def test_each_printed_cell_has_exactly_one_job(name):
+    """But the cells in which the paper prints that it has no number, and Flashback's A, which belongs to no method."""
+    sweep = load(name)
+    with TABLES.open(encoding="utf-8", newline="") as file:
+        printed = [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
+    assert bool(printed) == ("fig" not in name)
+    hits = Counter()
+    for block in sweep.blocks:
+        for combination in block.combinations():
+            for measure in block.measures:
+                wanted = block.fields(combination) | {k: measure[k] for k in ("metric", "setting") if k in measure}
+                found = [i for i, row in enumerate(printed) if all(row[k] == str(v) for k, v in wanted.items())]
+                assert len(found) == 1, (combination, measure)
+                hits.update(found)
+    for i, row in enumerate(printed):
+        excused = row["note"].startswith(("not_applicable", "not_run")) or row["method"] == "(all)"
+        assert hits[i] == (0 if excused else 1), row
+
+
+@every_sweep
+def test_a_run_finds_its_cell_again(name):
+    """By its overrides, whatever else was given, and no two runs are the same."""
+    sweep, seen = load(name), set()
+    for block in sweep.blocks:
+        for combination in block.combinations():
+            overrides = [*block.fixed, "seed=2", *(f"{key}={value}" for key, value in combination)]
+            assert cell_of(sweep, overrides) == (block, block.fields(combination))
+            seen.add(frozenset(overrides))
+    assert len(seen) == sum(1 for block in sweep.blocks for _ in block.combinations())
+    assert cell_of(sweep, ["seed=2"]) is None
+
+
+@every_sweep
+def test_every_job_s_options_exist(name):
+    """Each value of an axis composes and is valid; data are not loaded."""
+    for overrides in launches(load(name), ["tracker=none"]):
+        jobs = list(expand(overrides))
+        for job in (jobs[0], jobs[-1]):
+            build(composed(*job))
+
+
+def test_overrides_restrict_axes_or_add_to_them():
+    sweep = load("fedntd_table8")
+    assert sum(len(list(expand(each))) for each in launches(sweep, ["seed=0,1"])) == 50
+    (only,) = launches(sweep, ["algorithm=fedntd", "local.epochs=1,20", "seed=0,1", "rounds=5"])
+    assert sorted(map(sorted, expand(only))) == sorted(
+        sorted(["experiment=fedntd/cifar10_s2", f"local.epochs={e}", "algorithm=fedntd", f"seed={s}", "rounds=5"])
+        for e in (1, 20)
+        for s in (0, 1)
+    )
+    nova = launches(sweep, ["algorithm=fednova"])
+    assert all("algorithm.variant=ccvr" in job for each in nova for job in expand(each))
+    known, new = launches(sweep, ["algorithm=fedavg,feddyn", "local.epochs=5"])
+    assert [job for each in (known, new) for job in expand(each) if "algorithm=feddyn" in job] == list(expand(new))
+    with pytest.raises(ConfigError, match="no run has all of"):
+        launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
+
+
+def test_an_unknown_sweep_is_named():
+    with pytest.raises(ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"):
+        load("fedntd_tabel1")
+
+
+def test_what_is_another_protocol():
+    sweep = load("fedntd_table8")
+    same = [
+        "experiment=fedntd/cifar10_s2",
+        "local.epochs=3",
+        "algorithm=fedavg",
+        "seed=7",
+        "tracker=none",
+        "data_dir=x",
+    ]
+    assert protocol_of(sweep, same) == []
+    assert protocol_of(sweep, [*same, "rounds=5", "+local.lr=1"]) == ["rounds=5", "+local.lr=1"]
+
+
+def test_experiments_say_all_of_their_protocol():
+    """A setting of a paper does not hang on the defaults, which may change."""
+    for name in list_options("experiment", [CONF]):
+        text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        keys = (
+            "num_clients participation rounds weighting epochs batch_size optimizer lr lr_decay momentum weight_decay"
+        )
+        for key in [*keys.split(), "override /model", "override /partition"]:
+            assert f"{key}:" in text, f"{name} does not say {key}"
+        build(composed(f"experiment={name}"))
+
+
+def test_tuned_values_are_used_by_themselves_and_yield_to_the_command_line():
+    assert composed("dataset=mnist", "algorithm=fedreg").algorithm.eta_s == 0.2
+    assert composed("dataset=cifar100", "algorithm=fedreg").algorithm.gamma == 0.25
+    assert composed("dataset=mnist", "algorithm=fedreg", "algorithm.eta_s=0.3").algorithm.eta_s == 0.3
+    assert composed("experiment=fedntd/mnist_s2", "algorithm=fedreg").weighting == "uniform"
+
+
+def test_the_command_line_wins_over_the_setting():
+    config = composed("experiment=fedntd/cifar10_s3", "dataset=digits", "rounds=2", "shards_per_client=5")
+    assert (config.dataset.name, config.rounds, config.shards_per_client) == ("digits", 2, 5)
+    assert config.local.epochs == 5
+
+
+# --- names and locks
+
+
+def test_a_name_stands_for_what_decides_the_result():
+    from omegaconf import OmegaConf
+
+    def digest(*overrides):
+        return content_hash(OmegaConf.to_container(composed(*overrides), resolve=True))
+
+    same = ["tracker=none", "figures=false", "hardware.workers=2", "checkpoint_interval=5", "data_dir=elsewhere"]
+    assert len({digest(override) for override in ("seed=0", *same)}) == 1
+    different = ["seed=1", "alpha=0.2", "algorithm=fedntd", "local.lr=0.02", "hardware.precision=fp64", "rounds=31"]
+    assert len({digest(override) for override in ("seed=0", *different)}) == 7
+    assert "tracker.mode" not in essential(OmegaConf.to_container(composed(), resolve=True))
+
+
+def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys):
+    """One job made, one interrupted, one new: what preview=true shows; nothing is run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    small = ["rounds=2", "local.epochs=1", "num_clients=4", "alpha=1", "tracker=none", "figures=false"]
+    small += ["hydra.sweep.dir=multirun/s", "hardware.engine=sequential", "hardware.threads=1"]
+    assert cli.answer(["--multirun", *small, "seed=0"], cli.nullcontext()) == 0
+    capsys.readouterr()
+    assert cli.answer(["--multirun", *small, "seed=0,1,2", "preview=true"], cli.nullcontext()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "3 jobs: 1 done, 2 new"
+    assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
+    assert all(line.split()[2] != "?" for line in lines[1:3])  # the measured round
+    jobs = plan([["seed=0,1", *small]], CONF, [])
+    assert jobs[0].directory.is_dir()
+    assert not jobs[1].directory.exists()
+    (jobs[0].directory / "summary.json").unlink()
+    assert status(jobs[0]) == "interrupted at 2"
+
+
+def test_one_process_at_a_time(tmp_path):
+    assert not is_occupied(tmp_path)
+    with occupied(tmp_path):
+        assert is_occupied(tmp_path)
+        with pytest.raises(Occupied, match=r"process \d+ on .* is working there"), occupied(tmp_path):
+            pass
+    assert not is_occupied(tmp_path)
+    (tmp_path / ".lock").touch()  # of an owner that is dead
+    (tmp_path / ".owner.json").write_text('{"process": 1, "host": "gone", "since": "long ago"}')
+    with occupied(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep=fedntd_table1"], "sweep=fedntd_table1: goes with --multirun"),
+        (["preview=true"], "preview=true: goes with --multirun"),
+        (["--multirun", "sweep=nothing"], "sweep=nothing: no such sweep"),
+        (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
+    ],
+)
+def test_bad_sweeps(arguments, message, capsys):
+    assert cli.answer(arguments, cli.nullcontext()) == 2
+    assert message in capsys.readouterr().err
