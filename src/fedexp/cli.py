@@ -81,11 +81,14 @@ def run_hydra(arguments: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     signal.signal(signal.SIGTERM, interrupt)
     register()
-    flags, lists, _, preview = sort_out(expand_resume(arguments))
+    flags, lists, name, preview = sort_out(expand_resume(arguments))
     outcomes: list[int] = []
+    sweeps: dict[Path, None] = {}
 
     def task(config: Any) -> None:
         outcomes.append(run_job(config))
+        if (sweep := sweep_directory()) is not None:
+            sweeps[sweep] = None
 
     try:
         if preview:
@@ -93,6 +96,8 @@ def run_hydra(arguments: list[str]) -> int:
         for overrides in lists:
             sys.argv = [sys.argv[0], *flags, *overrides]
             hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
+        for sweep in sweeps:
+            show_tables(sweep, name)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
         return say(explain(error, conf_directory(), config_directories(arguments)))
     except OSError as error:
@@ -123,6 +128,27 @@ def sort_out(arguments: list[str]) -> tuple[list[str], list[list[str]], str | No
     if not any(o.startswith("hydra.sweep.dir=") for o in own):
         own.append(f"hydra.sweep.dir=multirun/{name}")
     return flags, launches(load_sweep(name, folders), own), name, preview == ["true"]
+
+
+def sweep_directory() -> Path | None:
+    """That of the job that runs now; None for a single run."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    config = HydraConfig.get()
+    return Path(config.sweep.dir).absolute() if config.mode == RunMode.MULTIRUN else None
+
+
+def show_tables(directory: Path, name: str | None) -> None:
+    """At the end of a sweep: its tables; name: of a sweep of conf/sweep."""
+    from fedexp.aggregate import mark, write_tables
+
+    if name is not None:
+        mark(directory, name)
+    paths = write_tables(directory)
+    if paths:
+        print((directory / "table.md").read_text(encoding="utf-8"))
+        print("\n".join(f"  {shorten(path)}" for path in paths))
 
 
 def show_preview(lists: list[list[str]], extra: list[Path]) -> int:

@@ -1,5 +1,7 @@
-"""`python -m fedexp.report DIRECTORY ... --out TABLE`: the runs below directories as one table, TABLE.csv and
-TABLE.md."""
+"""`python -m fedexp.report SWEEP ...`: the tables of sweeps, beside the printed ones where they have a name.
+
+With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
+"""
 
 import argparse
 import json
@@ -11,7 +13,9 @@ from typing import Any
 import pandas as pd
 
 from fedexp import files
+from fedexp.aggregate import write_tables
 from fedexp.files import write_atomically
+from fedexp.trackers.base import display_path
 
 COLUMNS = {  # column -> how it is printed
     "dataset": "{}",
@@ -79,11 +83,25 @@ def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def sweep_tables(directories: Sequence[Path]) -> int:
+    """Writes and prints the tables of each sweep."""
+    for directory in directories:
+        paths = write_tables(directory)
+        if not paths:
+            print(f"fedexp: no finished run in {directory}", file=sys.stderr)
+            return 2
+        print((directory / "table.md").read_text(encoding="utf-8"))
+        print("\n".join(f"  {display_path(path)}" for path in paths))
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedexp.report", description=__doc__)
     parser.add_argument("directories", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="path of the two files without their suffix")
+    parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
     options = parser.parse_args(arguments)
+    if options.out is None:
+        return sweep_tables(options.directories)
     found = [row(directory) for directory in runs(options.directories)]
     if not found:
         print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)
