@@ -7,6 +7,7 @@ torch is imported by `fedexp.job`, which is imported late, so that help and `--c
 import os
 import signal
 import sys
+import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -75,6 +76,7 @@ def run_hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from fedexp.callbacks import ended
     from fedexp.explain import explain
     from fedexp.identity import register
 
@@ -83,12 +85,11 @@ def run_hydra(arguments: list[str]) -> int:
     register()
     flags, lists, name, preview = sort_out(expand_resume(arguments))
     outcomes: list[int] = []
-    sweeps: dict[Path, None] = {}
+    started = time.time()
+    ended.clear()
 
     def task(config: Any) -> None:
         outcomes.append(run_job(config))
-        if (sweep := sweep_directory()) is not None:
-            sweeps[sweep] = None
 
     try:
         if preview:
@@ -96,8 +97,9 @@ def run_hydra(arguments: list[str]) -> int:
         for overrides in lists:
             sys.argv = [sys.argv[0], *flags, *overrides]
             hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
-        for sweep in sweeps:
+        for sweep in dict.fromkeys(ended):
             show_tables(sweep, name)
+            outcomes.append(FAILED if fails(sweep, started) else 0)  # launchers may have used other processes
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
         return say(explain(error, conf_directory(), config_directories(arguments)))
     except OSError as error:
@@ -130,13 +132,9 @@ def sort_out(arguments: list[str]) -> tuple[list[str], list[list[str]], str | No
     return flags, launches(load_sweep(name, folders), own), name, preview == ["true"]
 
 
-def sweep_directory() -> Path | None:
-    """That of the job that runs now; None for a single run."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    config = HydraConfig.get()
-    return Path(config.sweep.dir).absolute() if config.mode == RunMode.MULTIRUN else None
+def fails(sweep: Path, since: float) -> bool:
+    """Whether a job of a sweep has failed since then (seconds of the clock)."""
+    return any(path.stat().st_mtime >= since - 1 for path in sweep.glob("*/error.txt"))
 
 
 def show_tables(directory: Path, name: str | None) -> None:
