@@ -189,3 +189,50 @@ def test_one_process_at_a_time(tmp_path):
 def test_bad_sweeps(arguments, message, capsys):
     assert cli.answer(arguments, cli.nullcontext()) == 2
     assert message in capsys.readouterr().err
+
+
+# --- every sweep runs
+
+
+def text_files(folder):
+    """Tiny data sets in the layouts of thucnews, sina2019, sogoucs and weibo: 12 titles of each of nine classes."""
+    names = [f"class{c}" for c in range(9)]
+    lines = [f"{'abcdefghi'[c] * 5} title {i}\t{c}" for i in range(12) for c in range(9)]
+    for name in ("thucnews", "sina2019", "sogoucs"):
+        (folder / name).mkdir(parents=True)
+        for split in ("train", "test"):
+            (folder / name / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / name / "class.txt").write_text("\n".join(names), encoding="utf-8")
+    rows = [f"post {i} of somebody,,0" for i in range(40)]
+    (folder / "thucnews" / "weibo_surrogate.csv").write_text("article,content,target\n" + "\n".join(rows) + "\n")
+
+
+SMOKE = ["rounds=1", "local.epochs=1", "num_clients=10", "participation=0.2", "tracker=none", "figures=false"]
+SMOKE += ["hardware.engine=sequential", "hardware.threads=1", "local.lr=0.01"]
+IMAGES = ["dataset=digits", "model=cnn", "dataset.mean=[0.3]", "dataset.std=[0.4]", "surrogate.total_shards=20"]
+TEXTS = [
+    "dataset.vocabulary=null",
+    "dataset.vectors=null",
+    "model.dimension=8",
+    "model.filters=4",
+    "model.heights=[1,2]",
+]
+TEXTS += ["model.heights=[1,2]", "surrogate.total_shards=20"]
+
+
+@pytest.mark.slow
+@every_sweep
+def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
+    """On digits, or on tiny texts in the layouts of the real ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    text_files(tmp_path / "data")
+    job = next(expand(launches(load(name), [])[0]))
+    texts = any("text" in override for override in job)
+    changes = [*SMOKE, *(TEXTS if texts else IMAGES)]
+    if "lda" in str(composed(*job).partition._target_).lower():
+        changes += ["alpha=10", "min_size=1"]
+    keys = {override.partition("=")[0] for override in changes}
+    kept = [override for override in job if override.partition("=")[0] not in keys]
+    assert cli.answer([*kept, *changes, f"data_dir={tmp_path / 'data'}", "hydra.run.dir=run"], cli.nullcontext()) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
