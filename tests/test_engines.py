@@ -354,7 +354,7 @@ def test_every_epoch_covers_every_example_once():
     epochs = [np.concatenate(rows[i : i + 6]).tolist() for i in (0, 6, 12)]
     assert all(sorted(epoch) == list(range(100, 123)) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
-    assert made.index[5, 3] == 0  # padding
+    assert made.index[5, 3] in range(100, 123)  # padding: an example of its own
 
 
 def test_schedule_is_a_function_of_seed_round_and_client():
@@ -387,7 +387,7 @@ def test_cohorts_are_uniform_without_replacement():
 @pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), NTD], ids=lambda a: type(a).__name__)
 def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
     ours, fedavg = make_experiment(algorithm), make_experiment(FedAvg())
-    assert ours.partition.hash == fedavg.partition.hash
+    assert ours.stages[0].partition.hash == fedavg.stages[0].partition.hash
     assert_equal(ours.initial, fedavg.initial)
     for round in (1, 2, 3):
         a, b = (assemble(e, e.initial_state(), round) for e in (ours, fedavg))
@@ -399,7 +399,7 @@ def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
 def test_each_seed_moves_only_its_own(purpose):
     base = {"partition": 0, "sampling": 0, "training": 0}
     before, after = (make_experiment(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8) for s in (0, 1))
-    moved = {"partition": before.partition.hash != after.partition.hash}
+    moved = {"partition": before.stages[0].partition.hash != after.stages[0].partition.hash}
     a, b = ([assemble(e, e.initial_state(), round) for round in range(1, 9)] for e in (before, after))
     moved["sampling"] = [c.clients for c in a] != [c.clients for c in b]
     assert moved == {"partition": purpose == "partition", "sampling": purpose == "sampling"}

@@ -7,7 +7,7 @@ import pytest
 
 CASES = [
     # (arguments, words that the message must have)
-    ("algorithm=fedntdd", ["algorithm=fedntdd", "nearest: 'fedntd'", "fedka, fedkd, fednova, fedntd"]),
+    ("algorithm=fedntdd", ["algorithm=fedntdd", "nearest: 'fedntd'", "fedmultihead, fednova, fedntd"]),
     ("dataset=cifar", ["dataset=cifar", "cifar10"]),
     ("algoritm=fedntd", ["algoritm", "nearest: 'algorithm'"]),
     ("local.lrr=0.1", ["local.lrr", "nearest: 'local.lr'"]),
