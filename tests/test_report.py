@@ -97,3 +97,13 @@ def test_no_run(tmp_path, capsys):
     assert main([str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run below" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_options_are_what_runs_on_one_data_set_do_not_share(tmp_path):
+    from fedexp.report import what_differs
+
+    base = {"dataset": "mnist"}
+    runs = [base | {"overrides": ["dataset=mnist", "local.lr=0.1", "seed=0"]},
+            base | {"overrides": ["dataset=mnist", "local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]},
+            {"dataset": "digits", "overrides": ["local.lr=0.2"]}]  # fmt: skip
+    assert what_differs(runs) == ["", "algorithm.lambda_d=1", ""]

@@ -14,6 +14,7 @@ import pandas as pd
 
 from fedexp import files
 from fedexp.aggregate import write_tables
+from fedexp.compare import Run
 from fedexp.files import write_atomically
 from fedexp.trackers.base import display_path
 
@@ -66,11 +67,23 @@ def row(directory: Path) -> dict[str, Any]:
         values[f"new_task{end['task']}"] = end["new_task_accuracy"]
     return values | {
         "tasks": len(ends),
+        "overrides": Run(directory).overrides,
         "last5_accuracy": trained["test_accuracy"].dropna().tail(5).mean(),
         "seconds_per_round": trained["seconds"].median(),
         "mb_up_per_client": trained["bytes_up"].mean() / clients / 1e6,
         "mb_down_per_client": trained["bytes_down"].mean() / clients / 1e6,
     }
+
+
+def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each run, the overrides that not all runs on its data set share, without what other columns say."""
+    said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
+            "figures", "eval_interval")  # fmt: skip
+    own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
+    shared: dict[str, set[str]] = {}
+    for values, mine in zip(found, own, strict=True):
+        shared[values["dataset"]] = shared.get(values["dataset"], mine) & mine
+    return [" ".join(sorted(mine - shared[values["dataset"]])) for values, mine in zip(found, own, strict=True)]
 
 
 def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
@@ -107,6 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)
         return 2
     forms = columns(max(values["tasks"] for values in found))
+    for values, text in zip(found, what_differs(found), strict=True):
+        values["options"] = text
+    if any(values["options"] for values in found):
+        forms = {k: forms[k] for k in list(forms)[: list(forms).index("seed")]} | {"options": "{}"} | forms
     keys = [name for name in ("dataset", *OF_TASKS, "algorithm", "seed") if name in forms]
     table = pd.DataFrame(found, columns=list(forms)).sort_values(keys)
     text = markdown(table, forms)
