@@ -104,6 +104,6 @@ def test_options_are_what_runs_on_one_data_set_do_not_share(tmp_path):
 
     base = {"dataset": "mnist"}
     runs = [base | {"overrides": ["dataset=mnist", "local.lr=0.1", "seed=0"]},
-            base | {"overrides": ["dataset=mnist", "local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]},
+            base | {"overrides": ["local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]},
             {"dataset": "digits", "overrides": ["local.lr=0.2"]}]  # fmt: skip
     assert what_differs(runs) == ["", "algorithm.lambda_d=1", ""]

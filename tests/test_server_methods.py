@@ -16,6 +16,7 @@ from fedexp.algorithms.feddyn import FedDyn, clipped
 from fedexp.algorithms.fednova import FedNova, effective_steps
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.engine.base import ScheduledData
+from fedexp.errors import ConfigError
 from world import (
     LOCAL,
     PLAIN,
@@ -81,9 +82,11 @@ def test_effective_steps_are_the_way_of_a_constant_gradient(momentum, steps):
     assert_close(effective_steps(torch.tensor(float(steps), dtype=torch.float64), momentum).item(), position, 1e-10)
 
 
-def test_fednova_of_equal_clients_is_fedavg():
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_fednova_of_equal_clients_is_fedavg(optimizer):
+    local = replace(LOCAL, optimizer=optimizer)
     nova, average = (
-        play(make_experiment(algorithm, sizes=EQUAL, participation=0.5)).server["params"]
+        play(make_experiment(algorithm, local, sizes=EQUAL, participation=0.5)).server["params"]
         for algorithm in (FedNova(variant="plain"), FedAvg())
     )
     assert_close(nova, average)
@@ -101,6 +104,20 @@ def test_fednova_by_the_paper_s_formula():
     tau = sum(p[i] * a[i] for i in range(len(a)))
     new = experiment.algorithm.aggregate(state.server, trained.messages, about)["params"]
     assert_close(flat(new), start - lr * tau * d, 1e-6)  # a in float32 above
+
+
+def test_fednova_with_adam_counts_steps():
+    """a_k = tau_k, and the correction of the variants is refused: its size is not that of gradients."""
+    adam = replace(LOCAL, optimizer="adam", lr=0.01)
+    experiment = make_experiment(FedNova(variant="plain"), adam)
+    result = play_round(experiment, experiment.initial_state())
+    assert len({schedule.steps for schedule in result.cohort.schedules}) > 1
+    cohort = assemble(experiment, experiment.initial_state(), 1)
+    sent = broadcast(experiment, experiment.initial_state())
+    trained = experiment.engine.train(experiment.algorithm, experiment.bench, sent, cohort, 0.01, False)
+    assert trained.messages["a"].tolist() == [schedule.steps for schedule in cohort.schedules]
+    with pytest.raises(ConfigError, match=r"local\.optimizer=adam: FedNova is defined for sgd"):
+        make_experiment(FedNova(variant="ccvr"), adam)
 
 
 def test_fednova_mean_direction():

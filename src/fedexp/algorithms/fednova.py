@@ -13,7 +13,6 @@ plain FedNova's; its released code adds variance reduction across clients to eve
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -31,12 +30,15 @@ def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
-    optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
-
     variant: str  # plain | ccvr | ccvr_frozen
 
     def __post_init__(self) -> None:
         require_choice("algorithm.variant", self.variant, ("plain", "ccvr", "ccvr_frozen"))
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """With Adam a_k is tau_k; directions of Adam are of another size than gradients and cannot correct them."""
+        return ("sgd",) if self.corrects else ("sgd", "adam")
 
     @property
     def corrects(self) -> bool:
@@ -65,7 +67,7 @@ class FedNova(FedAvg):
         return {k: grads[k] + ctx.server["d"][k] for k in grads} if self.variant == "ccvr" else grads
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        a = effective_steps(ctx.steps, ctx.local.momentum)
+        a = effective_steps(ctx.steps, ctx.local.momentum if ctx.local.optimizer == "sgd" else 0.0)
         message = {"params": params, "a": a}
         if not self.corrects:
             return message, ctx.client
