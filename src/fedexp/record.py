@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedexp import files, tree
+from fedexp import checkpoint, files, tree
 from fedexp.engine.base import Cohort, Evaluation
 from fedexp.experiment import Experiment, State
 from fedexp.metrics.accuracy import class_accuracy
@@ -112,9 +112,9 @@ class Recorder:
         """The state together with the lengths of the files that belong to it."""
         if not state.accuracy:
             return  # nothing has been recorded yet
+        lengths = self.files.lengths()  # first: a directory that was removed is not made again
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        saved = state.to_tree(versions) | {"lengths": self.files.lengths()}
-        files.save_tree(self.directory / files.CHECKPOINT, saved)
+        checkpoint.save(self.directory, state.to_tree(versions) | {"lengths": lengths})
         state.clients.tidy()
 
     def _update_status(self, state: State, result: RoundResult) -> None:
