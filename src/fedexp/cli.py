@@ -226,25 +226,9 @@ def run_job(config: Any) -> int:
     except StorageError as error:
         after = kept(directory)
         again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
-        kept_state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
+        state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
         record_failure(job, str(error))
-        else:
-            remove_if_empty(directory)
-        return say(str(error))
-    except KeyboardInterrupt:
-        if kept(directory) is not None:
-            print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
-        else:
-            print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
-        raise
-    except StorageError as error:
-        after = kept(directory)
-        state = (
-            "No state was saved." if after is None else f"The state after round {after} is saved; go on from it with:"
-        )
-        again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
-        record_failure(job, str(error))
-        return say(f"the run failed: {error}\n{kept_state} with:  {again}", FAILED)
+        return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
     except Exception as error:
         where = record_failure(job, traceback.format_exc())
         print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
