@@ -23,7 +23,7 @@ from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.figures import make_figures
 from fedexp.hardware import Resolved
-from fedexp.identity import essential
+from fedexp.identity import content_hash, essential
 from fedexp.lock import occupied
 from fedexp.metrics.history import task_partition
 from fedexp.prepare import Prepared, prepare
@@ -157,7 +157,9 @@ def conduct(
             watching.start(info)
         state.wandb_id = tracker.run_id
         run(experiment, state, recorder)
-        summary = {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(hardware)
+        summary = (
+            {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(container, hardware)
+        )
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         paths = (job.directory / name for name in (files.CLASSES, files.TASKS))
         tables = {path.stem: pd.read_csv(path) for path in paths if path.exists()}
@@ -290,16 +292,26 @@ def identity(job: Job, built: Built) -> dict[str, Any]:
     }
 
 
-def environment(hardware: Resolved) -> dict[str, Any]:
-    """With what the numbers were made."""
-    packages = ("torch", "torchvision", "numpy", "hydra-core", "wandb")
-    versions = {"fedexp": fedexp.__version__, "python": platform.python_version()}
+def environment(container: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
+    """With what the numbers were made; under `determinism`, all that would have to be equal, beside the data, for them
+    to come out the same to the last bit."""
+    made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
+    decisive = {"config": content_hash(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
+    decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
+    return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
+
+
+# Packages that take part in the numbers, from decoded images to solved linear programs.
+NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of fedexp, Python and those packages that are installed."""
+    found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
     for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {"versions": versions, "commit": commit(), "hardware": hardware.as_dict()}
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def commit() -> str | None:

@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from helpers import SMALL, assert_same_run, table
+from helpers import SMALL, SOURCE, assert_same_run, table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -135,9 +138,11 @@ def test_divergence_is_a_result(fedexp, tmp_path):
     assert (tmp_path / "run/figures/curves.png").exists()
 
 
-def test_a_reader_that_leaves_does_not_stop_the_run(start, tmp_path):
+def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
     """As in `fedexp | head -1`."""
-    process = start("rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL)
+    command = [sys.executable, "-m", "fedexp", "rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=120) == 0
