@@ -16,6 +16,7 @@ import torch
 import world
 from fedexp import files, tree
 from fedexp.data.partition import Partitioner
+from fedexp.data.types import ImageData
 from fedexp.engine.base import Engine
 from test_algorithms import SHIPPED, record, tables
 from test_continual import ROWS as CONTINUAL
@@ -79,6 +80,24 @@ def test_a_client_whose_weights_explode(name, tmp_path):
     state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
     assert state.status in ("completed", "diverged")
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
+
+
+@every_class
+def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
+    """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes of them."""
+    whole = experiment(name, participation=1.0)
+    own = torch.from_numpy(whole.stages[0].federation.parts[2])
+    inputs = ImageData.inputs
+
+    def poisoned(self, stored, index, *rest):
+        x = inputs(self, stored, index, *rest)
+        bad = torch.isin(index, own) & (stored is self.x_train)
+        return torch.where(bad[..., None, None, None], torch.nan, x)
+
+    monkeypatch.setattr(ImageData, "inputs", poisoned)
+    state = record(whole, tmp_path, resume=False)
+    assert (state.status, state.round) == ("diverged", 1)
+    assert 2 in state.not_finite  # and those with whom it shares examples
 
 
 # --- odd data

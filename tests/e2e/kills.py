@@ -302,7 +302,7 @@ class Campaign:
 
 
 def temporaries(directory: Path) -> Iterator[Path]:
-    for folder in (directory, *directory.glob("*/")):
+    for folder in (directory, *directory.glob("*/"), *directory.glob("*/*/")):  # of a sweep, too
         yield from folder.glob(".*.tmp")
 
 
