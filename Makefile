@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow bench bench-peers lint format clean
+.PHONY: help run test test-data test-gpu test-slow test-faults bench bench-peers lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test-gpu: $(STAMP) ## tests that need a CUDA device
 
 test-slow: $(STAMP) ## torchrun; the wheel in a clean environment (needs a package index)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-faults: $(STAMP) ## kill -9, 50 times, on every engine (ten minutes); make test-faults ARGS="--seed 1"
+	$(BIN)/python tests/e2e/kills.py $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,4 +1,4 @@
-"""For all tests. Before torch is imported: test workers share the cores, so each computes with one thread, unspinning."""
+"""For all tests. Before torch is imported: test workers share the cores; each computes with one thread, unspinning."""
 
 import logging
 import os

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp import files, tree
+from fedexp import checkpoint, files, tree
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.algorithms.contract import Batch, Context
 from fedexp.algorithms.fedala import FedALA
@@ -365,7 +365,7 @@ class Stopping(Engine):
 def record(experiment, directory, resume):
     """Plays or goes on to the last round with files; the final state."""
     directory.mkdir(exist_ok=True)
-    saved = files.load_tree(directory / files.CHECKPOINT) if resume else None
+    saved = checkpoint.load(directory).state if resume else None
     state = State.from_tree(saved, torch.device("cpu"), directory) if resume else experiment.initial_state()
     recorder = Recorder(directory, experiment, [], saved["lengths"] if resume else None)
     try:

@@ -303,6 +303,27 @@ def test_hardware_choices(monkeypatch):
         hardware(engine="sequential", workers=2)
 
 
+def test_what_decides_how_sums_are_rounded():
+    """Other values where the numbers may differ, the same where they must not: the number of workers changes no bit."""
+
+    def arithmetic(vectorises=True, **changes):
+        return hardware(**{"engine": "sequential", "threads": 1} | changes).resolve(vectorises, 10).arithmetic()
+
+    alone = arithmetic()
+    assert alone.keys() == {
+        *("device", "name", "cpu_capability", "engine", "precision", "threads", "blocked_layout"),
+    }
+    assert (alone["device"], alone["engine"], alone["precision"], alone["threads"]) == ("cpu", "sequential", "fp32", 1)
+    assert alone["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    for workers in (1, 3):
+        assert arithmetic(engine="workers", workers=workers) == alone
+    vectorised = arithmetic(engine="vectorised")
+    assert vectorised["engine"] == "vectorised"
+    others = [arithmetic(threads=2), arithmetic(precision="fp64"), vectorised, arithmetic(engine="vectorised", chunk=2)]
+    others.append(arithmetic(engine="vectorised", convolution="unfold"))
+    assert all(a != b for i, a in enumerate([alone, *others]) for b in others[i:])
+
+
 # --- failures
 
 

@@ -171,10 +171,6 @@ def test_one_process_at_a_time(tmp_path):
         with pytest.raises(Occupied, match=r"process \d+ on .* is working there"), occupied(tmp_path):
             pass
     assert not is_occupied(tmp_path)
-    (tmp_path / ".lock").touch()  # of an owner that is dead
-    (tmp_path / ".owner.json").write_text('{"process": 1, "host": "gone", "since": "long ago"}')
-    with occupied(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ torch is imported by `fedexp.job`, which is imported late, so that help and `--c
 import os
 import signal
 import sys
-import time
 import traceback
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.engine.ranks import find_ranks
-from fedexp.errors import ConfigError
+from fedexp.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from fedexp.job import Job
@@ -76,7 +76,7 @@ def run_hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fedexp.callbacks import ended
+    from fedexp.callbacks import begun, ended
     from fedexp.explain import explain
     from fedexp.identity import register
 
@@ -85,7 +85,7 @@ def run_hydra(arguments: list[str]) -> int:
     register()
     flags, lists, name, preview = sort_out(expand_resume(arguments))
     outcomes: list[int] = []
-    started = time.time()
+    begun.clear()
     ended.clear()
 
     def task(config: Any) -> None:
@@ -99,7 +99,7 @@ def run_hydra(arguments: list[str]) -> int:
             hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
         for sweep in dict.fromkeys(ended):
             show_tables(sweep, name)
-            outcomes.append(FAILED if fails(sweep, started) else 0)  # launchers may have used other processes
+            outcomes.append(FAILED if fails(sweep, begun[sweep]) else 0)  # launchers may have used other processes
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
         return say(explain(error, conf_directory(), config_directories(arguments)))
     except OSError as error:
@@ -132,9 +132,11 @@ def sort_out(arguments: list[str]) -> tuple[list[str], list[list[str]], str | No
     return flags, launches(load_sweep(name, folders), own), name, preview == ["true"]
 
 
-def fails(sweep: Path, since: float) -> bool:
-    """Whether a job of a sweep has failed since then (seconds of the clock)."""
-    return any(path.stat().st_mtime >= since - 1 for path in sweep.glob("*/error.txt"))
+def fails(sweep: Path, before: Mapping[Path, Any]) -> bool:
+    """Whether a job of a sweep has failed anew. before: callbacks.failures as it began."""
+    from fedexp.callbacks import failures
+
+    return any(mark != before.get(path) for path, mark in failures(sweep).items())
 
 
 def show_tables(directory: Path, name: str | None) -> None:
@@ -190,7 +192,7 @@ def run_job(config: Any) -> int:
     from omegaconf import OmegaConf
 
     log_to_console()
-    from fedexp.files import CHECKPOINT
+    from fedexp.checkpoint import kept
     from fedexp.job import Job, execute
     from fedexp.lock import Occupied
 
@@ -216,11 +218,17 @@ def run_job(config: Any) -> int:
             remove_if_empty(directory)
         return say(str(error))
     except KeyboardInterrupt:
-        if (directory / CHECKPOINT).exists():
+        if kept(directory) is not None:
             print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
         else:
             print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
         raise
+    except StorageError as error:
+        after = kept(directory)
+        again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
+        state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
+        record_failure(job, str(error))
+        return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
     except Exception as error:
         where = record_failure(job, traceback.format_exc())
         print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
@@ -298,9 +306,11 @@ def record_failure(job: "Job", report: str) -> str:
 
     summary = {"status": "failed", "error": report.strip().splitlines()[-1]}
     summary |= {group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices}
+    if not job.directory.is_dir():
+        return f"{job.directory} is not there any more; the report:\n{report}"
     try:
         files.write_atomically(job.directory / files.ERROR, report.encode())
         files.write_json(job.directory / files.SUMMARY, summary)
     except OSError as error:
-        return f"{job.directory} cannot be written ({error.strerror}); the traceback:\n{report}"
+        return f"{job.directory} cannot be written ({error.strerror}); the report:\n{report}"
     return f"The traceback is in {shorten(job.directory / files.ERROR)}"

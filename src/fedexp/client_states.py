@@ -29,6 +29,7 @@ class ClientStates(MutableMapping[int, Tree]):
         self.home, self.resident = CPU, True
         self._memory: dict[int, Tree] = {}
         self._changed: set[int] = set()
+        self._saved, self._before = dict(self.versions), dict(self.versions)  # of the last two checkpoints
 
     def place(self, home: torch.device, resident: bool) -> None:
         """home: where states are kept; resident: in memory, else in their files from one checkpoint to the next."""
@@ -63,8 +64,11 @@ class ClientStates(MutableMapping[int, Tree]):
     def save(self, folder: Path, round: int) -> dict[int, int]:
         """Writes what has changed; the versions, for the checkpoint. Older files stay until `tidy`."""
         for client in sorted(self._changed):
-            files.save_tree(folder / file_name(client, round), self._memory[client])
+            files.save_tree(folder / file_name(client, round), self._memory[client], sync_folder=False)
             self.versions[client] = round
+        if self._changed:
+            files.sync(folder)
+        self._before, self._saved = self._saved, dict(self.versions)
         self.folder = folder
         self._changed.clear()
         if not self.resident:
@@ -72,8 +76,8 @@ class ClientStates(MutableMapping[int, Tree]):
         return dict(self.versions)
 
     def tidy(self) -> None:
-        """Removes files that no state is in any more, once the checkpoint that names the others is written."""
-        current = {file_name(client, version) for client, version in self.versions.items()}
+        """Removes files that neither the checkpoint that has been written since `save` nor the one before it names."""
+        current = {file_name(*state) for versions in (self._saved, self._before) for state in versions.items()}
         if self.folder is not None and self.folder.exists():
             for path in self.folder.iterdir():
                 if path.name not in current:

@@ -13,6 +13,16 @@ class ConfigError(ValueError):
     """A setting, file or option that fedexp cannot work with. `str(error)` is the whole message for the user."""
 
 
+class StorageError(OSError):
+    """A file of a run that cannot be written: no space left, a limit, a directory that was removed."""
+
+    def __init__(self, path: object, error: OSError):
+        super().__init__(error.errno, error.strerror or str(error), str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: cannot be written ({self.strerror})"
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """A hint ` (nearest: 'x')` for a misspelt name, or an empty string."""
     match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)

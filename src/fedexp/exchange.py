@@ -95,6 +95,19 @@ def survey(
     return server, groups
 
 
+def not_finite(done: Sequence[Answers]) -> list[int]:
+    """The clients whose loss, message or running statistics hold NaN or Inf."""
+    found: set[int] = set()
+    for answers in done:
+        whole = torch.isfinite(torch.tensor(answers.losses))
+        for leaf in tree.leaves((answers.trained.messages, answers.trained.buffers)):
+            whole &= leaf.isfinite().reshape(len(whole), -1).all(1).cpu()
+        found |= {
+            client for client, is_whole in zip(answers.cohort.clients, whole.tolist(), strict=True) if not is_whole
+        }
+    return sorted(found)
+
+
 def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
     """Trains a cohort, those with one role together."""
     bench, engine, lr = experiment.bench, experiment.engine, experiment.lr_at(cohort.round)

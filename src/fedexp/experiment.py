@@ -95,13 +95,14 @@ class State:
     train_seconds: float = 0.0
     seconds: float = 0.0
     status: str = "running"  # running | completed | diverged
+    not_finite: list[int] = field(default_factory=list)  # of a run that has diverged: the clients it began with
     wandb_id: str | None = None
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
         which have files of their own."""
-        plain = {k: getattr(self, k) for k in ("round", "examples", "train_seconds", "seconds", "status", "wandb_id")}
-        return plain | {
+        names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id")
+        return {name: getattr(self, name) for name in names} | {
             "format": CHECKPOINT_FORMAT,
             "server": self.server,
             "clients": versions,

@@ -178,6 +178,18 @@ class Resolved:
             "blocked_layout": self.blocked,
         }
 
+    def arithmetic(self) -> dict[str, Any]:
+        """What decides how sums are rounded. Not the number of workers, nor whether clients train in this process or in
+        others: neither changes a bit."""
+        engine = self.inner if self.engine in ("workers", "distributed") else self.engine
+        values = self.as_dict() | {"engine": engine, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+        del values["workers"]
+        if engine == "vectorised":
+            values |= {"chunk": self.vectorised.chunk, "convolution": self.vectorised.convolution}
+        if self.device.type == "cuda":
+            values |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        return values
+
 
 def default_threads() -> int:
     """OMP_NUM_THREADS where it is set, else one per core."""

@@ -5,7 +5,7 @@ import logging
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,14 +16,14 @@ import yaml
 from omegaconf import DictConfig
 
 import fedexp
-from fedexp import files, tree
+from fedexp import checkpoint, files, tree
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.figures import make_figures
 from fedexp.hardware import Resolved
-from fedexp.identity import essential
+from fedexp.identity import content_hash, essential
 from fedexp.lock import occupied
 from fedexp.metrics.history import task_partition
 from fedexp.prepare import Prepared, prepare
@@ -66,46 +66,66 @@ def execute(job: Job) -> dict[str, Any]:
 
 def find_start(
     job: Job, built: Built, container: Mapping[str, Any]
-) -> tuple[Mapping[str, Any] | None, dict[str, Any] | None]:
+) -> tuple[checkpoint.Saved | None, dict[str, Any] | None]:
     """(the checkpoint to go on from, the summary of a run that is over); each None where there is none."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
         check_new(job.directory)
         return None, None
-    if not resumed and not (job.directory / files.CHECKPOINT).exists():
+    if not resumed and not checkpoint.exists(job.directory):
         return None, None  # a job of a sweep that is new, or that ended before it had anything to go on from
-    saved = check_resume(job.directory, container)
+    check_resume(job.directory, container)
     summary = finished_summary(job.directory)
     if summary is None:
-        return saved, None
-    log.info("%s is complete (%d rounds); nothing to do", job.directory, saved["round"])
+        return checkpoint.load(job.directory), None
+    log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
         result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
-    return saved, summary
+    return None, summary
 
 
 def start(
-    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, saved: Mapping[str, Any] | None
+    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, saved: checkpoint.Saved | None
 ) -> dict[str, Any]:
     """Runs the rounds that are left, in a directory that is ours."""
     experiment, hardware = prepared.experiment, prepared.hardware
-    state = experiment.initial_state() if saved is None else State.from_tree(saved, hardware.device, job.directory)
-    if saved is not None:
+    if saved is None:
+        state = experiment.initial_state()
+    else:
+        state = State.from_tree(saved.state, hardware.device, job.directory)
         check_partition(job.directory, experiment)
-    for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
-        (job.directory / left).unlink(missing_ok=True)
+    with files.storing(job.directory):
+        for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
+            (job.directory / left).unlink(missing_ok=True)
+        files.remove_temporaries(job.directory)
     handler = log_to(job.directory / "run.log")
     try:
         log.info("hardware: %s", hardware.sentence())
         place_states(experiment, state)
+        if saved is not None:
+            say_where_it_goes_on(job.directory, saved)
+        elif built.settings.resume is not None:
+            log.info("no round was saved: the run begins anew")
         if saved is None:
             write_inputs(job, container, experiment)
-        else:
-            log.info("resuming after round %d", state.round)
+        elif saved.problem is not None:
+            checkpoint.set_aside(job.directory)
         return conduct(job, built, container, experiment, hardware, state, saved)
     finally:
         log.removeHandler(handler)
         handler.close()
+
+
+def say_where_it_goes_on(directory: Path, saved: checkpoint.Saved) -> None:
+    """With what is lost: rounds that are in the tidy files and in no state that could be gone on from."""
+    after, last = saved.state["round"], files.last_round(directory)
+    lost = ""
+    if last is not None and last > after:
+        rounds = f"round {last} is" if last == after + 1 else f"rounds {after + 1} to {last} are"
+        lost = f"; {rounds} run again"
+    if saved.problem is not None:
+        log.warning("%s; the checkpoint before it is used", saved.problem)
+    log.info("resuming after round %d%s", after, lost)
 
 
 def place_states(experiment: Experiment, state: State) -> None:
@@ -125,19 +145,21 @@ def conduct(
     experiment: Experiment,
     hardware: Resolved,
     state: State,
-    saved: Mapping[str, Any] | None,
+    saved: checkpoint.Saved | None,
 ) -> dict[str, Any]:
     """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
     tracker: Tracker = built.groups["tracker"].create()
     trackers: list[Tracker] = [Progress(), tracker]
-    recorder = Recorder(job.directory, experiment, trackers, None if saved is None else saved["lengths"])
+    recorder = Recorder(job.directory, experiment, trackers, None if saved is None else saved.state["lengths"])
     try:
         info = run_info(job, built, container, experiment, state)
         for watching in trackers:
             watching.start(info)
         state.wandb_id = tracker.run_id
         run(experiment, state, recorder)
-        summary = {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(hardware)
+        summary = (
+            {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(container, hardware)
+        )
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         paths = (job.directory / name for name in (files.CLASSES, files.TASKS))
         tables = {path.stem: pd.read_csv(path) for path in paths if path.exists()}
@@ -161,8 +183,8 @@ def check_new(directory: Path) -> None:
         )
 
 
-def check_resume(directory: Path, container: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The checkpoint of a directory, after making sure that it was made with this configuration."""
+def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
+    """Makes sure that the run there was begun with this configuration."""
     saved_config = read_config(directory)
     now, before = essential(container), essential(saved_config)
     differing = [
@@ -172,7 +194,6 @@ def check_resume(directory: Path, container: Mapping[str, Any]) -> Mapping[str, 
     ]
     if differing:
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
-    return files.load_tree(directory / files.CHECKPOINT)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -208,8 +229,20 @@ def make_directory(directory: Path) -> None:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
 
 
+class RunLog(logging.FileHandler):
+    """run.log, which a full disk cuts short: the console has its lines too, and files that matter say it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Not a traceback for every line."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 def log_to(path: Path) -> logging.Handler:
-    handler = logging.FileHandler(path, encoding="utf-8")
+    with files.storing(path):
+        handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     return handler
@@ -259,16 +292,26 @@ def identity(job: Job, built: Built) -> dict[str, Any]:
     }
 
 
-def environment(hardware: Resolved) -> dict[str, Any]:
-    """With what the numbers were made."""
-    packages = ("torch", "torchvision", "numpy", "hydra-core", "wandb")
-    versions = {"fedexp": fedexp.__version__, "python": platform.python_version()}
+def environment(container: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
+    """With what the numbers were made; under `determinism`, all that would have to be equal, beside the data, for them
+    to come out the same to the last bit."""
+    made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
+    decisive = {"config": content_hash(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
+    decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
+    return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
+
+
+# Packages that take part in the numbers, from decoded images to solved linear programs.
+NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of fedexp, Python and those packages that are installed."""
+    found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
     for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {"versions": versions, "commit": commit(), "hardware": hardware.as_dict()}
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def commit() -> str | None:
@@ -297,6 +340,9 @@ def write_results(directory: Path, state: State, summary: Mapping[str, Any], fig
         return []
     try:
         return make_figures(directory)
+    except OSError as error:
+        log.warning("the figures cannot be written (%s)", error.strerror)
+        return []
     except Exception:
         log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
         return []

@@ -1,6 +1,7 @@
 """One process at a time in a run directory.
 
-The lock is the operating system's, so it ends with its owner, also after kill -9; a file beside it says who that is.
+The lock is the operating system's: it ends with its owner, also after kill -9, and nothing has to find out whether that
+owner still lives. A file beside it says who it is.
 """
 
 import json
@@ -8,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -30,13 +31,17 @@ def occupied(directory: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise Occupied(f"{directory}: {owner_of(directory)} is working there") from None
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
     try:
         owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        (directory / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+        with suppress(OSError):  # it is told, not relied on
+            (directory / OWNER).write_text(json.dumps(owner), encoding="utf-8")
         yield
     finally:
-        for name in (OWNER, LOCK):
-            (directory / name).unlink(missing_ok=True)
+        # The lock's own file stays: without it, one who has opened it and one who makes it anew would both hold it.
+        with suppress(OSError):
+            (directory / OWNER).unlink()
         lock.release()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedexp import files, tree
+from fedexp import checkpoint, files
 from fedexp.engine.base import Cohort, Evaluation
 from fedexp.experiment import Experiment, State
 from fedexp.metrics.accuracy import class_accuracy
@@ -44,6 +44,7 @@ class RoundResult:
     client_states: list[Tree]
     losses: list[float]  # [|S|]
     train_loss: float  # weighted like the aggregation
+    not_finite: list[int] | None  # where loss or model are not finite: the clients whose own were not; else None
     lr: float
     evaluation: Evaluation | None  # None: not evaluated in this round
     local_class_correct: torch.Tensor | None  # int64 [|S|, C]
@@ -112,15 +113,15 @@ class Recorder:
         """The state together with the lengths of the files that belong to it."""
         if not state.accuracy:
             return  # nothing has been recorded yet
+        lengths = self.files.lengths()  # first: a directory that was removed is not made again
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        saved = state.to_tree(versions) | {"lengths": self.files.lengths()}
-        files.save_tree(self.directory / files.CHECKPOINT, saved)
+        checkpoint.save(self.directory, state.to_tree(versions) | {"lengths": lengths})
         state.clients.tidy()
 
     def _update_status(self, state: State, result: RoundResult) -> None:
-        if not math.isfinite(result.train_loss) or not tree.is_finite(result.server["params"]):
-            log.warning("round %d: the training loss or the model is not finite; the run has diverged", result.round)
-            state.status = "diverged"
+        if result.not_finite is not None:
+            log.warning("round %d: %s; the run has diverged", result.round, what_is_not_finite(result.not_finite))
+            state.status, state.not_finite = "diverged", result.not_finite
         elif result.round == self.experiment.rounds:
             state.status = "completed"
 
@@ -201,12 +202,21 @@ class Recorder:
             **(self.task_history(state).summary() if self.experiment.has_tasks else {}),
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
             "rounds": state.round,
+            **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,
         }
 
     def close(self) -> None:
         self.files.close()
+
+
+def what_is_not_finite(clients: Sequence[int]) -> str:
+    """clients: whose loss or model is not."""
+    if not clients:
+        return "the model is not finite after aggregation, though what every client sent is"
+    named = ", ".join(map(str, clients[:10])) + (" and others" if len(clients) > 10 else "")
+    return f"the loss or the model of {'client' if len(clients) == 1 else 'clients'} {named} is not finite"
 
 
 def plain(value: Any) -> Any:

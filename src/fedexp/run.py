@@ -1,14 +1,16 @@
 """The round loop: sample, train, aggregate, refine, evaluate, record. It knows no algorithm by name."""
 
+import math
 from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import nullcontext
 
 import numpy as np
 
+from fedexp import tree
 from fedexp.engine.base import has_own
 from fedexp.engine.network import LiveNetwork
-from fedexp.exchange import Answers, Clock, ask, merge, sample, survey
+from fedexp.exchange import Answers, Clock, ask, merge, not_finite, sample, survey
 from fedexp.experiment import Experiment, State
 from fedexp.profile import profiled
 from fedexp.record import Recorder, RoundResult
@@ -72,13 +74,16 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
     clock.seconds["train"] -= evaluating
     clock.seconds["evaluation"] += evaluating
     evaluated_local = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
+    train_loss = float(np.average(done[0].losses, weights=done[0].round.weights.tolist()))
+    finite = math.isfinite(train_loss) and tree.is_finite(server["params"])
     return RoundResult(
         round=number,
         server=server,
         cohort=done[0].cohort,
         client_states=[kept[client] for client in clients],
         losses=done[0].losses,
-        train_loss=float(np.average(done[0].losses, weights=done[0].round.weights.tolist())),
+        train_loss=train_loss,
+        not_finite=None if finite else not_finite(done),
         lr=experiment.lr_at(number),
         evaluation=evaluation,
         local_class_correct=evaluated_local[-1] if evaluated_local else None,

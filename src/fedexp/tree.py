@@ -68,12 +68,16 @@ def row(stacked: Tree, i: int) -> Tree:
     return tree_map(lambda leaf: leaf[i], stacked)
 
 
+def leaves(tree: Tree) -> list[torch.Tensor]:
+    """Its tensors."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def num_bytes(tree: Tree) -> int:
     """Bytes of all tensors in a tree, as they would be sent."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def is_finite(tree: Tree) -> bool:
     """Whether no floating-point leaf holds NaN or Inf."""
-    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    return all(bool(leaf.isfinite().all()) for leaf in leaves)
+    return all(bool(leaf.isfinite().all()) for leaf in leaves(tree) if leaf.is_floating_point())

@@ -3,13 +3,12 @@
 import logging
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from helpers import SOURCE
+from forks import Forked, ForkServer
 
 from fedexp import cli
 
@@ -48,26 +47,22 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     logger.handlers[:], logger.propagate = before
 
 
-@pytest.fixture
-def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
-    """`start(*arguments)`: the same as a process that can be killed."""
-    running: list[subprocess.Popen] = []
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Starts command lines that can be killed."""
+    server = ForkServer()
+    yield server
+    server.close()
 
-    def call(*arguments: str) -> subprocess.Popen:
-        environment = os.environ | {"PYTHONPATH": str(SOURCE), "FEDEXP_DATA": str(tmp_path / "no data")}
-        # Where the tests themselves run in the background, SIGINT is ignored, and children would inherit that.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedexp", *arguments],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        signal.signal(signal.SIGINT, before)
-        running.append(process)
-        return process
+
+@pytest.fixture
+def start(forks, tmp_path) -> Iterator[Callable[..., Forked]]:
+    """`start(*arguments)`: the same as a process of its own."""
+    running: list[Forked] = []
+
+    def call(*arguments: str) -> Forked:
+        running.append(forks.start(*arguments, folder=tmp_path))
+        return running[-1]
 
     yield call
     for process in running:

@@ -6,6 +6,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from fedexp import files
+from fedexp.client_states import ClientStates
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # A federation that trains a round in a tenth of a second.
 SMALL = ("num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false")
@@ -22,10 +25,11 @@ def assert_same_run(first: Path, second: Path) -> None:
     """Equal tidy files, bit for bit, and equal weights."""
     for name in ("rounds.csv", "class_accuracy.csv", "clients.csv"):
         pd.testing.assert_frame_equal(table(first, name), table(second, name))
-    states = [torch.load(d / "checkpoint/latest.pt", weights_only=True) for d in (first, second)]
-    for state in states:
+    states = [torch.load(d / files.CHECKPOINT, weights_only=True) for d in (first, second)]
+    for directory, state in zip((first, second), states, strict=True):
         for key in ("lengths", "seconds", "train_seconds", "wandb_id"):
             state.pop(key)
+        state["clients"] = dict(ClientStates(directory / files.CLIENT_STATES, state["clients"]))
     assert states[0].pop("status") == states[1].pop("status")
     torch.testing.assert_close(*states, rtol=0, atol=0, equal_nan=True)
     local = [d / "local_class_accuracy.npz" for d in (first, second)]

@@ -1,11 +1,6 @@
 """Sweeps: every job complete, apart from the others, and a failing one does not stop the rest."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -115,49 +110,3 @@ def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
     assert (jobs(tmp_path)[0] / "summary.json").stat().st_mtime_ns == first[jobs(tmp_path)[0].name]
     assert json.loads((broken / "summary.json").read_text())["status"] == "completed"
     assert not (broken / "error.txt").exists()
-
-
-def test_two_launchers_do_not_run_one_job_twice(fedexp, tmp_path):
-    """The second one passes over what the first one is working on, and says who that is."""
-    arguments = [*SWEEP, "seed=0,1", "rounds=40"]
-    command = [sys.executable, "-m", "fedexp", *arguments]
-    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not list((tmp_path / "multirun/again").glob("*/rounds.csv")):
-            assert first.poll() is None
-            time.sleep(0.05)
-        (occupied,) = {path.parent.name for path in (tmp_path / "multirun/again").glob("*/rounds.csv")}
-        answer = fedexp(*arguments)
-    finally:
-        first.wait(timeout=100)
-    assert first.returncode == answer.code == 0
-    assert f"{occupied}: process {first.pid} on " in answer.err
-    rounds = [(path / "rounds.csv").read_text().splitlines() for path in jobs(tmp_path)]
-    assert [len(lines) for lines in rounds] == [42, 42]
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_ends_as_an_undisturbed_one(fedexp, tmp_path):
-    """kill -9 five times, at moments all over the sweep; then to the end."""
-    arguments = [*SWEEP, "algorithm=fedavg,scaffold", "seed=0,1", "rounds=6"]
-    command = [sys.executable, "-m", "fedexp", *arguments]
-    for attempt in range(5):
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        written = progress(tmp_path)
-        while progress(tmp_path) <= written + 2 * attempt and process.poll() is None:
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    answer = fedexp(*arguments)
-    assert answer.code == 0, answer.err
-    assert fedexp(*arguments, "hydra.sweep.dir=multirun/undisturbed").code == 0
-    for directory in (tmp_path / "multirun/again").glob("digits_*"):
-        assert_same_run(directory, tmp_path / "multirun/undisturbed" / directory.name)
-    assert len(jobs(tmp_path)) == 8
-
-
-def progress(tmp_path: Path) -> int:
-    """Lines of all rounds.csv so far."""
-    return sum(len(path.read_text().splitlines()) for path in (tmp_path / "multirun/again").glob("*/rounds.csv"))

@@ -1,14 +1,16 @@
-"""Runs on several processes: the same numbers, and nobody left behind."""
+"""Command lines as processes: killed, interrupted, on several cores, two at a time; nobody is left behind."""
 
+import json
 import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import SMALL, assert_same_run
-from test_resume import RUN, rounds_in, wait_for_rounds
 
+RUN = ("algorithm=scaffold", "rounds=6", "forgetting_metric=all", "seed=3", *SMALL, "local.epochs=2", "tracker=none")
 WORKERS = ("hardware.engine=workers", "hardware.workers=2")
 
 
@@ -39,6 +41,50 @@ def are_gone(pids: set[int], seconds: float = 5.0) -> bool:
     return True
 
 
+def wait_for_rounds(directory: Path, count: int, process) -> None:
+    """Until rounds.csv holds `count` trained rounds."""
+    path, deadline = directory / "rounds.csv", time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") >= count + 2:  # header and round 0
+            return
+        assert process.poll() is None, "it has ended"
+        time.sleep(0.002)
+    raise AssertionError(f"no {count} rounds within two minutes")
+
+
+def rounds_in(directory: Path) -> int:
+    return torch.load(directory / "checkpoint/latest.pt", weights_only=True)["round"]
+
+
+def test_interrupted_then_killed_it_goes_on_to_the_same_result(start, fedexp, tmp_path):
+    """SIGTERM saves and says how to go on; a kill leaves rows after the checkpoint, the last half written."""
+    run = tmp_path / "run"
+    process = start(*RUN, "hydra.run.dir=run", "checkpoint_interval=100")
+    wait_for_rounds(run, 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 130, process.read()
+    assert "fedexp resume=run" in process.read()
+    assert "Traceback" not in process.read()
+    saved = rounds_in(run)
+    assert 2 <= saved < 6
+
+    process = start("resume=run", "tracker=none", "checkpoint_interval=100")
+    wait_for_rounds(run, saved + 1, process)
+    process.kill()
+    process.wait()
+    assert rounds_in(run) == saved
+    assert not (run / "summary.json").exists()
+    with open(run / "rounds.csv", "a", encoding="utf-8") as file:
+        file.write("6,0.5,0.1")
+    (run / "checkpoint" / ".latest.pt.1.tmp").write_bytes(b"half a check")
+    answer = fedexp("resume=run")
+    assert answer.code == 0, answer.err
+    assert f"resuming after round {saved}; round" in answer.err
+    assert not list(run.rglob("*.tmp"))
+    assert fedexp(*RUN, "hydra.run.dir=undisturbed").code == 0
+    assert_same_run(run, tmp_path / "undisturbed")
+
+
 @pytest.mark.slow  # half a minute; it stands on parts that are tested one by one
 def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_path):
     """One worker killed, then the parent, then continued on the sequential engine: the undisturbed run, bit for bit."""
@@ -60,13 +106,13 @@ def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_
 
 
 def test_interrupted_runs_leave_no_worker(start, tmp_path):
-    process = start(*RUN, *WORKERS, "hydra.run.dir=run")
+    process = start(*RUN, "hydra.run.dir=run", "hardware.engine=workers", "hardware.workers=1")
     wait_for_rounds(tmp_path / "run", 1, process)
     workers = children(process.pid)
-    assert len(workers) == 2
+    assert len(workers) == 1
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in output) == (130, False), output
+    assert process.wait() == 130, process.read()
+    assert "Traceback" not in process.read()
     assert are_gone(workers)
     assert 1 <= rounds_in(tmp_path / "run") < 6
 
@@ -78,3 +124,32 @@ def test_the_choice_is_made_and_said(fedexp, tmp_path):
         f"cpu ({min(cores, 4)} workers of 1 thread each), fp32" if cores > 1 else "cpu (1 thread), engine sequential"
     )
     assert expected in answer.err
+
+
+SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", "seed=0,1", "tracker=none", *SMALL)
+
+
+def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
+    """The second one passes over what the first one, which is held up, is working on, and says who that is."""
+    sweep = tmp_path / "multirun/again"
+    first = start(*SWEEP)
+    while not list(sweep.glob("*/rounds.csv")):
+        assert first.poll() is None, first.read()
+        time.sleep(0.002)
+    first.send_signal(signal.SIGSTOP)
+    (occupied,) = {path.parent.name for path in sweep.glob("*/rounds.csv")}
+    answer = fedexp(*SWEEP)
+    assert answer.code == 0, answer.err
+    assert f"{occupied}: process {first.pid} on " in answer.err
+    other = fedexp(*SWEEP[2:4], "seed=0", "tracker=none", *SMALL, f"hydra.run.dir={sweep / occupied}")
+    assert other.code == 2
+    assert f"process {first.pid} on " in other.err
+    (complete,) = sweep.glob("*/summary.json")
+    assert complete.parent.name != occupied
+    when = complete.stat().st_mtime_ns
+    first.send_signal(signal.SIGCONT)
+    assert first.wait() == 0, first.read()
+    assert complete.stat().st_mtime_ns == when
+    summaries = [json.loads(path.read_text()) for path in sweep.glob("*/summary.json")]
+    assert [summary["status"] for summary in summaries] == ["completed"] * 2
+    assert [len(path.read_text().splitlines()) for path in sweep.glob("*/rounds.csv")] == [5, 5]

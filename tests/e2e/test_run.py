@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
-from helpers import SMALL, assert_same_run, table
+from helpers import SMALL, SOURCE, assert_same_run, table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -72,10 +76,21 @@ def examples_per_class() -> np.ndarray:
 
 
 def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
-    for name in "ab":
-        answer = fedexp("rounds=3", "forgetting_metric=all", f"hydra.run.dir={name}", *SMALL)
+    """And summary.json says what had to be equal for that."""
+    said = {}
+    for name, more in {"a": (), "b": (), "other": ("seeds.sampling=1",)}.items():
+        answer = fedexp("rounds=2", "forgetting_metric=all", f"hydra.run.dir={name}", *SMALL, *more)
         assert answer.code == 0, answer.err
+        said[name] = json.loads((tmp_path / name / "summary.json").read_text())["determinism"]
     assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert said["a"] == said["b"]
+    assert {key for key in said["a"] if said["a"][key] != said["other"][key]} == {"config", "seeds"}
+    hardware = {"device", "name", "cpu_capability", "engine", "precision", "threads", "blocked_layout"}
+    assert said["a"].keys() == {"config", "seeds", "versions", "commit"} | hardware
+    assert said["a"]["seeds"] == {"partition": 0, "sampling": 0, "training": 0}
+    packages = {"fedexp", "python", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow"}
+    assert said["a"]["versions"].keys() == packages
+    assert said["a"]["versions"]["torch"] == torch.__version__
 
 
 def test_algorithms_see_the_same_partition_and_cohorts(fedexp, tmp_path):
@@ -132,12 +147,18 @@ def test_divergence_is_a_result(fedexp, tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "diverged"
     assert summary["rounds"] < 5
+    assert "is not finite; the run has diverged" in answer.err
+    last = pd.read_csv(tmp_path / "run/clients.csv").query("round == @summary['rounds']")
+    assert summary["not_finite"]
+    assert set(summary["not_finite"]) <= set(last["client"])
     assert (tmp_path / "run/figures/curves.png").exists()
 
 
-def test_a_reader_that_leaves_does_not_stop_the_run(start, tmp_path):
+def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
     """As in `fedexp | head -1`."""
-    process = start("rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL)
+    command = [sys.executable, "-m", "fedexp", "rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=120) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import SMALL, SOURCE, assert_same_run
-from test_resume import rounds_in, wait_for_rounds
+from test_processes import rounds_in, wait_for_rounds
 
 # Keeps a state in every client, and fails where it is told to.
 ALGORITHM = """

@@ -157,9 +157,12 @@ def combine(statistics: Tree) -> torch.Tensor:
 
 
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
-    """argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own classifier (index `own`)."""
+    """argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own classifier (index `own`). That
+    is the answer where there is no minimum since a client has sent NaN or Inf."""
     from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
 
+    if not np.isfinite(matrix).all():
+        return np.eye(len(matrix))[own]
     values, vectors = np.linalg.eigh(matrix)
     if values.min() < 0:
         values = np.where(values < SMALLEST_EIGENVALUE, 0.0, values)

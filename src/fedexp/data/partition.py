@@ -17,12 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedexp.errors import ConfigError, require
+from fedexp.files import write_atomically
 
 
 def save_npz(path: Path, **arrays: Any) -> None:
     """Write an .npz file atomically: readers see the old file or the complete new one."""
-    from fedexp.files import write_atomically  # late: it imports torch
-
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_atomically(Path(path), buffer.getvalue())

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedexp import files
 from fedexp.figures.load import RunFiles, load_run
 
 if TYPE_CHECKING:
@@ -54,9 +55,6 @@ def _figures(run: RunFiles) -> "Iterator[tuple[str, Figure]]":
 
 def _save(figure: "Figure", path: Path) -> None:
     """Write to a temporary file and rename it: a reader never sees half a picture."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with files.temporary_of(path) as partial:
         figure.savefig(partial, format="png", dpi=DPI, facecolor="white")
         os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

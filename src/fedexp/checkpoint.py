@@ -1,0 +1,89 @@
+"""The state of a run on disk: the latest and, should that be damaged, the one before it.
+
+Both are files of `torch.save`, a zip archive that holds a CRC-32 of each of its records. It is checked before a run
+goes on from them, as is everything else that a state needs: the states of clients, and tidy files of the length that
+it says.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedexp import files
+from fedexp.client_states import file_name
+from fedexp.errors import ConfigError, StorageError
+from fedexp.tree import Tree
+
+DAMAGED = "checkpoint/damaged.pt"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a run goes on from."""
+
+    state: Mapping[str, Any]
+    problem: str | None  # what is wrong with the latest checkpoint, where this is the one before it
+
+
+def save(directory: Path, state: Tree) -> None:
+    """A whole state is there at any moment, also after a loss of power. What it names must have been synced."""
+    latest, previous = directory / files.CHECKPOINT, directory / files.PREVIOUS
+    if latest.exists():
+        with files.storing(previous), files.temporary_of(previous) as temporary:
+            try:
+                os.link(latest, temporary)
+            except OSError:  # not every file system has links
+                temporary.write_bytes(latest.read_bytes())
+            os.replace(temporary, previous)
+    files.save_tree(latest, state)
+
+
+def load(directory: Path) -> Saved | None:
+    """The latest state that is whole, None where none was saved. Raises ConfigError where all are damaged."""
+    found, problems = [], []
+    for name in (files.CHECKPOINT, files.PREVIOUS):
+        try:
+            state = files.load_tree(directory / name)
+            check_what_it_needs(directory, name, state)
+            found.append(state)
+            break
+        except ConfigError as error:
+            problems.append(str(error))
+    if found:
+        return Saved(found[0], problems[0] if problems else None)
+    if not exists(directory):
+        return None
+    raise ConfigError("\n".join([*problems, f"no checkpoint is whole; remove {directory} to begin again"]))
+
+
+def exists(directory: Path) -> bool:
+    """Whether a state was ever saved."""
+    return any((directory / name).exists() for name in (files.CHECKPOINT, files.PREVIOUS))
+
+
+def check_what_it_needs(directory: Path, name: str, state: Mapping[str, Any]) -> None:
+    for file, length in state.get("lengths", {}).items():
+        path = directory / file
+        if length and (not path.exists() or path.stat().st_size < length):
+            raise ConfigError(f"{path}: shorter than {directory / name} says")
+    for client, version in state.get("clients", {}).items():
+        files.check_tree(directory / files.CLIENT_STATES / file_name(client, version))
+
+
+def set_aside(directory: Path) -> None:
+    """Moves a damaged latest checkpoint away, since the next one would put it in the place of the whole one."""
+    latest = directory / files.CHECKPOINT
+    if latest.exists():
+        with files.storing(latest):
+            os.replace(latest, directory / DAMAGED)
+
+
+def kept(directory: Path) -> int | None:
+    """The round after which the state is saved; None where there is none to go on from."""
+    try:
+        saved = load(directory)
+    except (ConfigError, OSError, StorageError):
+        return None
+    return None if saved is None else saved.state["round"]

@@ -1,0 +1,143 @@
+"""Command lines that start in milliseconds: a process that has imported fedexp once, and forks itself for each of them.
+
+What a fork runs is `fedexp.cli.main`, as `python -m fedexp` does, with arguments, environment, working directory and
+output of its own, at the head of a session of its own. The server computes nothing itself, so that no thread of
+torch's is there when it forks.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+@dataclass
+class Forked:
+    """A command line; as far as tests need it, like subprocess.Popen."""
+
+    server: "ForkServer"
+    pid: int
+    output: Path  # stdout and stderr
+    returncode: int | None = field(default=None)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.server.ask({"poll": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float = 100.0) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} still runs after {timeout} s:\n{self.read()}")
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+    def read(self) -> str:
+        """What it has said so far."""
+        return self.output.read_text()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:  # until it has been waited for, its number is its own
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The test's side."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._started: list[Forked] = []
+
+    def ask(self, question: Mapping[str, object]) -> int | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def start(self, *arguments: str, folder: Path, **environment: str) -> Forked:
+        """`fedexp <arguments>` in a folder, beside which its output goes."""
+        output = folder / f".output{len(self._started)}"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
+        clean |= {"PYTHONPATH": str(SOURCE), "FEDEXP_DATA": str(folder / "no data")} | environment
+        order = {"arguments": arguments, "folder": str(folder), "output": str(output), "environment": clean}
+        pid = self.ask(order)
+        assert pid is not None
+        self._started.append(Forked(self, pid, output))
+        return self._started[-1]
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve() -> None:
+    """The server's side: a line of json is a command line to start or a process to ask for; the answer is a line."""
+    import pandas  # noqa: F401 (what follows is imported for the forks)
+
+    import fedexp.aggregate
+    import fedexp.callbacks
+    import fedexp.figures.draw
+    import fedexp.job  # noqa: F401
+
+    replies = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "poll" in order:
+            pid, status = os.waitpid(order["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+            answer = os.fork() or become(order)
+        print(json.dumps(answer), file=replies, flush=True)
+
+
+def become(order: Mapping[str, object]) -> int:
+    """The command line; does not return."""
+    code: object = 1
+    try:
+        os.setsid()
+        os.chdir(str(order["folder"]))
+        os.environ.clear()
+        os.environ.update(order["environment"])  # type: ignore[call-overload]
+        sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+        for number, source in ((0, os.devnull), (1, order["output"]), (2, order["output"])):
+            descriptor = os.open(str(source), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["fedexp", *order["arguments"]]  # type: ignore[misc]
+        from fedexp.cli import main
+
+        code = main()
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,384 @@
+"""kill -9, many times, on every engine and on sweeps, at random moments and in the middle of writing.
+
+    python tests/e2e/kills.py [--kills 50] [--seed 0] [--engines sequential workers vectorised distributed torchrun ...]
+
+A run is started, killed, continued by the command that a user would give, killed again ... and at last left alone. Then
+it must equal an undisturbed one to the last bit. While it runs and after every kill, every file that is visible in its
+directory must be whole. Prints a line for each engine, and exits with 1 where anything was not as it must be.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import yaml
+from forks import SOURCE, Forked, ForkServer
+from helpers import SMALL, assert_same_run
+from PIL import Image
+
+from fedexp import files
+
+ROUNDS = 8
+RUN = (f"rounds={ROUNDS}", "forgetting_metric=all", "seed=3", *SMALL, "figures=true", "tracker=none")
+ENGINES = {  # options; which undisturbed run it must equal
+    "sequential": (("hardware.engine=sequential",), "sequential"),
+    "workers": (("hardware.engine=workers", "hardware.workers=2"), "sequential"),
+    "vectorised": (("hardware.engine=vectorised",), "vectorised"),
+    "distributed": (("hardware.engine=distributed",), "sequential"),
+    "torchrun": (("hardware.engine=distributed",), "sequential"),
+    "sweep": (("--multirun", "hydra.sweep.dir=run", "algorithm=fedavg,scaffold", "rounds=3"), "sweep"),
+}
+
+
+@dataclass
+class Tally:
+    """What happened on one engine."""
+
+    runs: int = 0
+    kills: int = 0
+    while_writing: int = 0  # left a temporary file behind
+    unsaved: int = 0  # before the first state was saved
+    rounds_again: list[int] = field(default_factory=list)  # complete in the files and not in the saved state, by kill
+    parsed: int = 0  # files
+    broken: list[str] = field(default_factory=list)  # files that were not whole
+    different: list[str] = field(default_factory=list)  # results that were
+
+    def row(self, name: str) -> str:
+        most = max(self.rounds_again, default=0)
+        values = (name, self.kills, self.runs, self.while_writing, self.unsaved, f"{sum(self.rounds_again)} ({most})")
+        return " | ".join(map(str, (*values, f"{self.parsed:,}", len(self.broken), len(self.different))))
+
+
+HEADER = "engine | kills | runs | while writing | before the first state | rounds again (most) | files parsed"
+HEADER += " | broken | different"
+
+
+# --- whole files
+
+
+def check(path: Path) -> None:
+    """Raises where a file is not whole."""
+    if path.suffix == ".csv":
+        text = path.read_text()
+        assert text.endswith("\n"), f"the last line is {text[text.rfind(chr(10)) + 1 :]!r}"
+        assert len({len(row) for row in csv.reader(text.splitlines())}) == 1, "lines of different lengths"
+    elif path.suffix == ".json":
+        json.loads(path.read_text())
+    elif path.suffix == ".yaml":
+        assert yaml.safe_load(path.read_text()) is not None, "empty"
+    elif path.suffix == ".npz":
+        with np.load(path) as archive:
+            assert all(archive[name] is not None for name in archive.files)
+    elif path.suffix == ".pt":
+        files.check_tree(path)
+    elif path.suffix == ".png":
+        with Image.open(path) as picture:
+            picture.load()
+
+
+def check_all(directory: Path, tally: Tally, seen: set[tuple[Path, int, int]] | None = None) -> None:
+    """seen: files that are known to be whole, by path, time and size."""
+    for path in sorted(directory.rglob("*")):
+        if path.name.startswith("."):
+            continue
+        try:
+            stat = path.stat()
+            key = path, stat.st_mtime_ns, stat.st_size
+            if path.is_dir() or (seen is not None and key in seen):
+                continue
+            check(path)
+            tally.parsed += 1
+            if seen is not None:
+                seen.add(key)
+        except Exception as error:
+            if path.exists():  # what is replaced may also be removed
+                tally.broken.append(f"{path}: {error}")
+
+
+class Watcher(threading.Thread):
+    """Parses what is visible and has changed, again and again."""
+
+    def __init__(self, directory: Path, tally: Tally):
+        super().__init__(daemon=True)
+        self.directory, self.tally, self.done = directory, tally, threading.Event()
+
+    def run(self) -> None:
+        seen: set[tuple[Path, int, int]] = set()
+        while not self.done.wait(0.1):
+            check_all(self.directory, self.tally, seen)
+
+    def __enter__(self) -> "Watcher":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.done.set()
+        self.join()
+
+
+# --- processes
+
+
+class Pair:
+    """Two ranks that meet over the loopback interface, with the environment that torchrun gives them."""
+
+    def __init__(self, forks: ForkServer, arguments: Sequence[str], folder: Path):
+        with socket.socket() as any_port:
+            any_port.bind(("127.0.0.1", 0))
+            port = any_port.getsockname()[1]
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+        self.ranks = [
+            forks.start(*arguments, folder=folder, RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in (0, 1)
+        ]
+
+    def poll(self) -> int | None:
+        codes = [rank.poll() for rank in self.ranks]
+        return None if None in codes else max(codes, key=abs)
+
+    def kill(self, rng: random.Random) -> None:
+        for rank in rng.choice(([0], [1], [0, 1])):
+            self.ranks[rank].kill()
+        for each in self.ranks:  # the other one notices
+            each.wait()
+
+    def read(self) -> str:
+        return "\n".join(rank.read() for rank in self.ranks)
+
+
+class Torchrun:
+    """The launcher itself with two ranks."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path):
+        self.output = folder / ".torchrun"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedexp"]
+        environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "FEDEXP_DATA": str(folder)}
+        with open(self.output, "w") as output:
+            self.process = subprocess.Popen(
+                [*command, *arguments],
+                cwd=folder,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def kill(self, rng: random.Random) -> None:
+        """One of the ranks, which the launcher then tells the other, or the whole session."""
+        ranks = [pid for pid in children(self.process.pid) if pid != self.process.pid]
+        if ranks and rng.random() < 0.5:
+            os.kill(rng.choice(ranks), signal.SIGKILL)
+        else:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            for pid in ranks:
+                end(pid)
+        self.process.wait()
+
+    def read(self) -> str:
+        return self.output.read_text()
+
+
+def end(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+class Single:
+    """One command line; where it has workers, they end by themselves."""
+
+    def __init__(self, forks: ForkServer, arguments: Sequence[str], folder: Path):
+        self.process: Forked = forks.start(*arguments, folder=folder)
+        self.poll, self.read = self.process.poll, self.process.read
+
+    def kill(self, rng: random.Random) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+# --- the campaign
+
+
+class Campaign:
+    def __init__(self, forks: ForkServer, folder: Path, seed: int):
+        self.forks, self.folder, self.rng = forks, folder, random.Random(seed)
+        self.tallies: dict[str, Tally] = {}
+        self._whole: dict[str, tuple[Path, float]] = {}
+
+    def launch(self, engine: str, folder: Path, arguments: Sequence[str]) -> Single | Pair | Torchrun:
+        if engine == "torchrun":
+            return Torchrun(arguments, folder)
+        return (Pair if engine == "distributed" else Single)(self.forks, arguments, folder)
+
+    def arguments(self, engine: str) -> list[str]:
+        options, _ = ENGINES[engine]
+        if engine == "sweep":  # its own number of rounds
+            return [*options, *[option for option in RUN if not option.startswith("rounds=")]]
+        return ["algorithm=scaffold", *RUN, *options, "hydra.run.dir=run"]
+
+    def again(self, engine: str, directory: Path) -> list[str]:
+        """The command that goes on, as a user would give it."""
+        if engine != "sweep" and (directory / ".hydra" / "overrides.yaml").exists():
+            return ["resume=run", "tracker=none"]
+        return self.arguments(engine)
+
+    def undisturbed(self, engine: str) -> tuple[Path, float]:
+        """(directory, seconds) of the run that nothing happens to."""
+        if engine not in self._whole:
+            folder = self.folder / f"whole_{engine}"
+            folder.mkdir()
+            start = time.monotonic()
+            process = self.launch(engine, folder, self.arguments(engine))
+            finish(process)
+            self._whole[engine] = folder / "run", time.monotonic() - start
+        return self._whole[engine]
+
+    def kill_one(self, engine: str, kills: int) -> None:
+        """A run that is killed up to so many times, and must then equal the undisturbed one."""
+        whole, _ = self.undisturbed(ENGINES[engine][1])
+        seconds = self.undisturbed(engine)[1] if engine != "torchrun" else 1.5 * self.undisturbed("distributed")[1] + 10
+        tally = self.tallies.setdefault(engine, Tally())
+        folder = self.folder / f"{engine}{tally.runs}"
+        folder.mkdir()
+        tally.runs += 1
+        directory, wanted = folder / "run", tally.kills + kills
+        with Watcher(directory, tally):
+            while tally.kills < wanted:
+                process = self.launch(engine, folder, self.again(engine, directory))
+                if not self.wait_for_a_moment(process, directory, seconds):
+                    break
+                process.kill(self.rng)
+                tally.kills += 1
+                note(directory, tally)
+                check_all(directory, tally)
+                shown = rounds_done(directory)
+                print(f"  {engine} {tally.runs}: kill {tally.kills}, {shown} rounds in its files", flush=True)
+            process = self.launch(engine, folder, self.again(engine, directory))
+            finish(process)
+        check_all(directory, tally)
+        try:
+            compare(directory, whole)
+        except AssertionError as error:
+            tally.different.append(f"{directory}: {error}")
+
+    def wait_for_a_moment(self, process: Single | Pair | Torchrun, directory: Path, seconds: float) -> bool:
+        """Waits for a random moment, or for a file that is being written in a random round; False: it ended before."""
+        in_writing, after = self.rng.random() < 0.5, self.rng.uniform(0, 1.1) * seconds
+        deadline = time.monotonic() + after
+        while process.poll() is None:
+            if in_writing and time.monotonic() > deadline - seconds / 2 and next(temporaries(directory), None):
+                time.sleep(self.rng.uniform(0, 0.002))
+                return process.poll() is None
+            if not in_writing and time.monotonic() > deadline:
+                return True
+            time.sleep(0.0005)
+        return False
+
+
+def temporaries(directory: Path) -> Iterator[Path]:
+    for folder in (directory, *directory.glob("*/"), *directory.glob("*/*/")):  # of a sweep, too
+        yield from folder.glob(".*.tmp")
+
+
+def finish(process: Single | Pair | Torchrun) -> None:
+    while process.poll() is None:
+        time.sleep(0.02)
+    assert process.poll() == 0, process.read()
+
+
+def note(directory: Path, tally: Tally) -> None:
+    """What the kill has hit."""
+    from fedexp import checkpoint
+
+    tally.while_writing += any(path.suffix == ".tmp" for path in directory.rglob(".*"))
+    jobs = [path.parent for path in directory.rglob("config.yaml") if not (path.parent / "summary.json").exists()]
+    after = [checkpoint.kept(job) for job in jobs]
+    tally.unsaved += not jobs or None in after
+    last = [files.last_round(job) for job in jobs]
+    again = [row - saved for row, saved in zip(last, after, strict=True) if None not in (row, saved)]
+    tally.rounds_again.append(sum(again))
+
+
+def rounds_done(directory: Path) -> int:
+    return sum(files.last_round(path.parent) or 0 for path in directory.rglob("rounds.csv"))
+
+
+def compare(directory: Path, whole: Path) -> None:
+    """Tidy files, states and results."""
+    jobs = sorted(path.parent for path in whole.rglob("rounds.csv"))
+    assert [job.relative_to(whole) for job in jobs] == sorted(
+        path.parent.relative_to(directory) for path in directory.rglob("rounds.csv")
+    )
+    for job in jobs:
+        ours = directory / job.relative_to(whole)
+        assert_same_run(ours, job)
+        summaries = [json.loads((each / "summary.json").read_text()) for each in (ours, job)]
+        for key in ("seconds", "train_samples_per_second", "hardware", "determinism"):
+            for summary in summaries:
+                summary.pop(key)
+        assert summaries[0] == summaries[1], f"{summaries[0]} instead of {summaries[1]}"
+        names = [
+            {str(p.relative_to(each)) for p in each.rglob("*") if "clients/" not in str(p)} for each in (ours, job)
+        ]
+        assert names[0] == names[1], names[0] ^ names[1]
+
+
+def campaign(folder: Path, kills: dict[str, int], seed: int, forks: ForkServer, at_once: int = 5) -> dict[str, Tally]:
+    """kills: on each engine, `at_once` of them on one run; what happened."""
+    self = Campaign(forks, folder, seed)
+    for engine, count in kills.items():
+        while (done := self.tallies.get(engine, Tally()).kills) < count:
+            self.kill_one(engine, min(at_once, count - done))
+    return self.tallies
+
+
+def main(say: Callable[[str], None] = print) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="in all, about as many on each engine")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
+    options = parser.parse_args()
+    share, rest = divmod(options.kills, len(options.engines))
+    kills = {engine: share + (i < rest) for i, engine in enumerate(options.engines)}
+    forks = ForkServer()
+    start = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            tallies = campaign(Path(folder), kills, options.seed, forks)
+    finally:
+        forks.close()
+    say(f"\n{HEADER}\n" + "\n".join(tally.row(name) for name, tally in tallies.items()))
+    problems = [text for tally in tallies.values() for text in tally.broken + tally.different]
+    say(f"{sum(t.kills for t in tallies.values())} kills in {time.monotonic() - start:.0f} s (seed {options.seed})")
+    say("\n".join(problems) or "nothing was lost, nothing was half written")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

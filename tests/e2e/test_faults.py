@@ -1,0 +1,207 @@
+"""Disks that are full, limited, read-only or gone, clocks that jump, locks of the dead; kills are in test_processes.
+
+Each fault ends a run with one message and exit code 1 (2 where it has not begun) and keeps the last good state; once
+it is mended, `resume=` goes on to the result of the undisturbed run.
+"""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SMALL, assert_same_run
+from kills import Tally, check_all
+
+from fedexp import checkpoint
+from fedexp.callbacks import failures
+from fedexp.cli import fails
+from fedexp.lock import LOCK, OWNER, occupied
+from fedexp.record import Recorder
+
+RUN = ("algorithm=scaffold", "rounds=4", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shelf")
+
+
+@pytest.fixture
+def whole(fedexp, shelf) -> Path:
+    """The run that nothing happens to, made once."""
+    if not (shelf / "run").exists():
+        assert fedexp(*RUN, f"hydra.run.dir={shelf}/run").code == 0
+    return shelf / "run"
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """`disk(options)` mounts a file system of its own at ./disk, or changes its options."""
+    folder = tmp_path / "disk"
+
+    def call(options: str) -> None:
+        how = ["-o", f"remount,{options}"] if folder.is_mount() else ["-t", "tmpfs", "-o", options, "tmpfs"]
+        folder.mkdir(exist_ok=True)
+        done = subprocess.run(["mount", *how, str(folder)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"file systems cannot be mounted here: {done.stderr.strip()}")
+
+    yield call
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def at_round(number: int, monkeypatch, fault) -> None:
+    """Something happens when round `number` has been computed, before it is written down."""
+    write = Recorder.record_round
+
+    def record_round(self, state, result):
+        if result.round == number:
+            fault(self.directory)
+        write(self, state, result)
+
+    monkeypatch.setattr(Recorder, "record_round", record_round)
+
+
+def assert_whole_files(directory: Path) -> None:
+    tally = Tally()
+    check_all(directory, tally)
+    assert tally.parsed > 5
+    assert not tally.broken
+
+
+def assert_fails(answer, *words: str) -> None:
+    """With one message."""
+    assert answer.code == 1, answer.err
+    assert "Traceback" not in answer.err + answer.out
+    assert answer.err.count("fedexp: ") == 1
+    for word in words:
+        assert word in answer.err
+
+
+def test_a_full_disk(fedexp, tmp_path, whole, disk):
+    """It has room for two and a half checkpoints with their clients' states; with more room the run goes on."""
+    each = (whole / "checkpoint/latest.pt").stat().st_size
+    size = 2.5 * each + 4 * max(path.stat().st_size for path in whole.glob("checkpoint/clients/*"))
+    disk(f"size={int(size)}")
+    run = tmp_path / "disk/run"
+    answer = fedexp(*RUN, "hydra.run.dir=disk/run")
+    kept = checkpoint.kept(run)
+    assert kept is not None
+    assert kept < 4
+    assert_fails(answer, "disk/run/", "cannot be written (No space left on device)", f"after round {kept} is kept")
+    assert "fedexp resume=disk/run" in answer.err
+    assert_whole_files(run)
+    assert not list(run.rglob("*.tmp"))
+    assert_fails(fedexp("resume=disk/run"), "No space left on device")  # still
+    assert checkpoint.kept(run) >= kept
+    disk(f"size={int(20 * size)}")
+    answer = fedexp("resume=disk/run")
+    assert answer.code == 0, answer.err
+    assert_same_run(run, whole)
+
+
+def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = (whole / "checkpoint/latest.pt").stat().st_size - 1000
+    at_round(3, monkeypatch, lambda directory: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1])))
+    try:
+        answer = fedexp(*RUN, "hydra.run.dir=run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert_fails(answer, "checkpoint/latest.pt: cannot be written (File too large)", "after round 2 is kept")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
+    assert "File too large" in (tmp_path / "run/error.txt").read_text()
+    assert_whole_files(tmp_path / "run")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    answer = fedexp("resume=run", "tracker=none")
+    assert answer.code == 0, answer.err
+    assert "resuming after round 2; round 3 is run again" in answer.err
+    assert not (tmp_path / "run/error.txt").exists()
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_read_only_directory(fedexp, tmp_path, whole, disk):
+    disk("size=50m")
+    shutil.copytree(whole, tmp_path / "disk/run")
+    (tmp_path / "disk/run/summary.json").unlink()
+    disk("ro")
+    for arguments in (("resume=disk/run",), ("hydra.run.dir=disk/new", *RUN)):
+        answer = fedexp(*arguments)
+        assert answer.code == 2
+        assert "Traceback" not in answer.err
+        assert "cannot be written (Read-only file system)" in answer.err
+
+
+def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
+    """Nothing is left to save; what is not there is not made again, so that nobody takes it for a run."""
+    at_round(2, monkeypatch, shutil.rmtree)
+    answer = fedexp(*RUN, "hydra.run.dir=run")
+    assert_fails(answer, "removed or moved while the run went on", "No state was saved; begin with:  the same command")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_directory_that_is_moved_goes_on_where_it_is(fedexp, tmp_path, whole, monkeypatch):
+    at_round(3, monkeypatch, lambda directory: directory.rename(tmp_path / "elsewhere"))
+    assert_fails(fedexp(*RUN, "hydra.run.dir=run"), "removed or moved while the run went on")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert fedexp("resume=elsewhere", "tracker=none").code == 0
+    assert_same_run(tmp_path / "elsewhere", whole)
+
+
+def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
+    """At every look at it, by an hour; durations come from a clock that nobody sets."""
+    now = [time.time()]
+
+    def jumping() -> float:
+        now[0] -= 3600
+        return now[0]
+
+    monkeypatch.setattr(time, "time", jumping)
+    monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
+    answer = fedexp(*RUN, "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
+    assert_same_run(tmp_path / "run", whole)
+    header, *rows = [line.split(",") for line in (tmp_path / "run/rounds.csv").read_text().splitlines()]
+    seconds = [float(row[header.index("seconds")]) for row in rows[1:]]
+    assert all(0 < value < 100 for value in seconds)
+
+
+def test_a_failure_is_new_whatever_the_clock_says(tmp_path):
+    """Launchers may have run jobs on machines whose clocks are behind."""
+    for job in "ab":
+        (tmp_path / job).mkdir()
+        (tmp_path / job / "error.txt").write_text("it broke")
+    before = failures(tmp_path)
+    assert not fails(tmp_path, before)
+    (tmp_path / "b/error.txt").unlink()
+    assert not fails(tmp_path, before)
+    (tmp_path / "b/error.txt").write_text("it broke again")
+    os.utime(tmp_path / "b/error.txt", (1, 1))
+    assert fails(tmp_path, before)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        {"process": os.getppid(), "host": socket.gethostname(), "since": "2026-01-01 00:00:00"},
+        {"process": 1, "host": "another", "since": "2036-01-01 00:00:00"},
+        None,
+    ],
+    ids=["a number that another process has now", "another host, in the future", "half written"],
+)
+def test_locks_of_the_dead_are_taken_over(tmp_path, owner):
+    """What counts is the lock of the operating system, which died with its owner; no number is looked up."""
+    (tmp_path / LOCK).touch()
+    (tmp_path / OWNER).write_text("{" if owner is None else json.dumps(owner))
+    with occupied(tmp_path):
+        assert json.loads((tmp_path / OWNER).read_text())["process"] == os.getpid()
+    assert not (tmp_path / OWNER).exists()

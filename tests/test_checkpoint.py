@@ -1,0 +1,208 @@
+"""What is on the disk of a run: whole, in the right order, and noticed where it is not."""
+
+import io
+import os
+import shutil
+
+import pytest
+import torch
+
+from fedexp import checkpoint, files
+from fedexp.algorithms.scaffold import Scaffold
+from fedexp.errors import ConfigError, StorageError
+from fedexp.files import CsvFile
+from test_algorithms import record, tables
+from world import make_experiment
+
+ROUNDS = 4
+
+
+def experiment():
+    """Its clients keep something."""
+    return make_experiment(Scaffold(divisor="steps", variates="uniform"), rounds=ROUNDS, participation=0.4)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "whole"
+    record(experiment(), directory, resume=False)
+    return directory
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def turn_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[content.index(b"archive/data/0") + 400] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {  # what happens, to which file of the latest state, and what is said
+    "cut short": (cut, "checkpoint/latest.pt", "damaged"),
+    "one bit turned": (turn_a_bit, "checkpoint/latest.pt", "the checksum of archive/data/"),
+    "empty": (lambda path: path.write_bytes(b""), "checkpoint/latest.pt", "damaged"),
+    "removed": (os.unlink, "checkpoint/latest.pt", "is missing"),
+    "a client's state cut short": (cut, "checkpoint/clients/*.4.pt", "damaged"),
+    "a client's state removed": (os.unlink, "checkpoint/clients/*.4.pt", "is missing"),
+    "rows lost": (lambda path: os.truncate(path, path.stat().st_size - 1), "rounds.csv", "shorter than"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_path):
+    """One round is run again, to the same result; and the whole state stays while its successor is written."""
+    damage, where, words = DAMAGES[name]
+    directory = tmp_path / "run"
+    shutil.copytree(undisturbed, directory)
+    damage(next(directory.glob(where)))
+    saved = checkpoint.load(directory)
+    assert words in saved.problem
+    assert saved.state["round"] == ROUNDS - 1
+    checkpoint.set_aside(directory)
+    assert not (directory / files.CHECKPOINT).exists()
+    assert checkpoint.load(directory).state["round"] == ROUNDS - 1
+    record(experiment(), directory, resume=True)
+    assert tables(directory) == tables(undisturbed)
+    whole = checkpoint.load(directory)
+    assert (whole.problem, whole.state["round"]) == (None, ROUNDS)
+    torch.testing.assert_close(whole.state["server"], checkpoint.load(undisturbed).state["server"], rtol=0, atol=0)
+
+
+def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
+    directory = tmp_path / "run"
+    shutil.copytree(undisturbed, directory)
+    for name in (files.CHECKPOINT, files.PREVIOUS):
+        cut(directory / name)
+    with pytest.raises(ConfigError, match=r"(?s)latest\.pt: damaged.*previous\.pt: damaged.*remove .*to begin again"):
+        checkpoint.load(directory)
+    shutil.rmtree(directory / "checkpoint")
+    assert checkpoint.load(directory) is None
+
+
+def test_no_turned_bit_goes_unnoticed(tmp_path):
+    """Wherever it is in the file, it is refused or changes nothing."""
+    path, value = tmp_path / "tree.pt", {"a": torch.arange(9.0), "b": {"c": 3, "d": 0.5}, "e": torch.tensor([1, 2])}
+    files.save_tree(path, value)
+    content, refused = path.read_bytes(), 0
+    for place in range(0, len(content), 3):
+        turned = bytearray(content)
+        turned[place] ^= 1 << place % 8
+        path.write_bytes(turned)
+        try:
+            loaded = files.load_tree(path)
+        except ConfigError:
+            refused += 1
+        else:
+            torch.testing.assert_close(loaded, value, rtol=0, atol=0)
+    assert refused > len(content) / 6
+
+
+def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
+    """The order of the calls that a loss of power could come between."""
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path) + "/run").strip("/")
+        calls.append(("sync", path))
+        fsync(descriptor)
+
+    def moved(source, target):
+        calls.append(("move", str(target).removeprefix(str(tmp_path) + "/run").strip("/")))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", moved)
+    record(experiment(), tmp_path / "run", resume=False)
+    *_, start, last = [i for i, call in enumerate(calls) if call == ("move", "checkpoint/latest.pt")]
+    before = calls[start + 1 : last]  # what is done for the last state
+    for name in ("rounds.csv", "class_accuracy.csv", "clients.csv", "checkpoint/clients"):
+        assert ("sync", name) in before
+    states = [i for i, (what, path) in enumerate(before) if what == "move" and path.startswith("checkpoint/clients/")]
+    assert len(states) == 2  # of the cohort
+    for i in states:
+        name = before[i][1].rpartition("/")[2]
+        assert before[i - 1] == ("sync", f"checkpoint/clients/.{name}.{os.getpid()}.tmp")
+    assert before[-2:] == [("move", "checkpoint/previous.pt"), ("sync", f"checkpoint/.latest.pt.{os.getpid()}.tmp")]
+    assert calls[last + 1] == ("sync", "checkpoint")
+
+
+def test_without_links_the_state_before_is_copied(monkeypatch, tmp_path, undisturbed):
+    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links here")))
+    record(experiment(), tmp_path / "run", resume=False)
+    for name in (files.CHECKPOINT, files.PREVIOUS):
+        ours, theirs = (files.load_tree(directory / name) for directory in (tmp_path / "run", undisturbed))
+        torch.testing.assert_close(ours["server"], theirs["server"], rtol=0, atol=0)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+# --- tidy files
+
+
+def rows(count):
+    return [{"round": number, "value": number / 3} for number in range(count)]
+
+
+def test_a_file_appears_with_its_rows(tmp_path):
+    file = CsvFile(tmp_path / "a.csv")
+    assert not (tmp_path / "a.csv").exists()
+    file.append([])
+    assert not (tmp_path / "a.csv").exists()
+    file.append(rows(1))
+    assert (tmp_path / "a.csv").read_text() == "round,value\n0,0.0\n"
+    assert file.length == 18
+    file.close()
+
+
+def test_rows_that_do_not_fit_are_taken_back(monkeypatch, tmp_path):
+    """The disk is full after some bytes: no part of a line is left, and the rest fits later."""
+    file, write = CsvFile(tmp_path / "a.csv"), os.write
+    file.append(rows(2))
+    before = (tmp_path / "a.csv").read_bytes()
+    left = [5]
+
+    def full(descriptor, content):
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        count, left[0] = left[0], 0
+        return write(descriptor, bytes(content[:count]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(StorageError, match=r"a\.csv: cannot be written \(No space left on device\)"):
+            file.append(rows(1))
+    assert (tmp_path / "a.csv").read_bytes() == before
+    file.append(rows(1))
+    assert (tmp_path / "a.csv").read_bytes() == before + b"0,0.0\n"
+    file.close()
+
+
+@pytest.mark.parametrize("remove", [os.unlink, lambda path: path.rename(path.with_name("b.csv"))])
+def test_a_file_that_is_removed_or_moved_is_noticed(remove, tmp_path):
+    file = CsvFile(tmp_path / "a.csv")
+    file.append(rows(2))
+    remove(tmp_path / "a.csv")
+    for call in (lambda: file.append(rows(1)), file.sync):
+        with pytest.raises(StorageError, match="removed or moved"):
+            call()
+    assert not (tmp_path / "a.csv").exists()
+    file.close()
+
+
+def test_the_last_round_is_that_of_a_whole_row(tmp_path):
+    assert files.last_round(tmp_path) is None
+    for text, last in (("round,x\n", None), ("round,x\n0,1\n1,2\n", 1), ("round,x\n0,1\n1,", 0)):
+        (tmp_path / files.ROUNDS).write_text(text)
+        assert files.last_round(tmp_path) == last
+
+
+def test_a_tree_is_written_once(tmp_path):
+    """One file, replaced as a whole: whoever has the old one open goes on reading that."""
+    path = tmp_path / "tree.pt"
+    files.save_tree(path, {"a": torch.zeros(3)})
+    with open(path, "rb") as old:
+        files.save_tree(path, {"a": torch.ones(3)})
+        assert torch.equal(torch.load(io.BytesIO(old.read()))["a"], torch.zeros(3))
+    assert torch.equal(files.load_tree(path)["a"], torch.ones(3))

@@ -1,0 +1,161 @@
+"""Odd data and broken clients, for every algorithm: what happens is defined, and a client that breaks is named.
+
+And determinism: the same experiment twice leaves the same files, byte for byte.
+"""
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import world
+from fedexp import files, tree
+from fedexp.data.partition import Partitioner
+from fedexp.data.types import ImageData
+from fedexp.engine.base import Engine
+from test_algorithms import SHIPPED, record, tables
+from test_continual import ROWS as CONTINUAL
+from test_continual import stream
+from world import CLASSES, Noise, make_experiment
+
+ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
+every_class = pytest.mark.parametrize("name", ROWS)
+UNDEFINED_CLASS, UNTESTED_CLASS = 3, 2
+
+
+def experiment(name, **settings):
+    row = ROWS[name]
+    if row in CONTINUAL:
+        return stream(row.make(), **settings)
+    return make_experiment(row.make(), public=row.public, **settings)
+
+
+# --- clients that break
+
+
+@dataclass(frozen=True)
+class Breaking(Engine):
+    """An engine under which what one client sends is scaled, by NaN, Inf or a number that is far too large."""
+
+    engine: Engine
+    client: int
+    factor: float
+
+    def train(self, algorithm, bench, server, cohort, lr, evaluate_local):
+        trained = self.engine.train(algorithm, bench, server, cohort, lr, evaluate_local)
+        if self.client not in cohort.clients:
+            return trained
+        scale = torch.ones(len(cohort.clients), dtype=bench.dtype)
+        scale[list(cohort.clients).index(self.client)] = self.factor
+
+        def scaled(leaf: torch.Tensor) -> torch.Tensor:
+            return leaf * scale.view(-1, *[1] * (leaf.dim() - 1)) if leaf.is_floating_point() else leaf
+
+        return replace(trained, messages=tree.map(scaled, trained.messages))
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf], ids=str)
+@every_class
+def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp_path, caplog):
+    whole = experiment(name, participation=1.0)
+    broken = replace(whole, engine=Breaking(whole.engine, 2, factor))
+    with caplog.at_level(logging.WARNING, logger="fedexp"):
+        state = record(broken, tmp_path, resume=False)
+    assert (state.status, state.round, state.not_finite) == ("diverged", 1, [2])
+    assert "round 1: the loss or the model of client 2 is not finite; the run has diverged" in caplog.text
+    saved = files.load_tree(tmp_path / files.CHECKPOINT)
+    assert (saved["status"], saved["not_finite"]) == ("diverged", [2])
+    assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == [0, 1]
+
+
+@every_class
+def test_a_client_whose_weights_explode(name, tmp_path):
+    """Finite, so the round counts; the run then completes or diverges, and its files are whole in either case."""
+    whole = experiment(name, participation=1.0)
+    state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
+    assert state.status in ("completed", "diverged")
+    assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
+
+
+@every_class
+def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
+    """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes of them."""
+    whole = experiment(name, participation=1.0)
+    own = torch.from_numpy(whole.stages[0].federation.parts[2])
+    inputs = ImageData.inputs
+
+    def poisoned(self, stored, index, *rest):
+        x = inputs(self, stored, index, *rest)
+        bad = torch.isin(index, own) & (stored is self.x_train)
+        return torch.where(bad[..., None, None, None], torch.nan, x)
+
+    monkeypatch.setattr(ImageData, "inputs", poisoned)
+    state = record(whole, tmp_path, resume=False)
+    assert (state.status, state.round) == ("diverged", 1)
+    assert 2 in state.not_finite  # and those with whom it shares examples
+
+
+# --- odd data
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneClassEach(Partitioner):
+    """Client k has examples of class k alone: one of class 0, four of each other; nobody has the last class."""
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        return [np.flatnonzero(labels == k)[: 4 if k else 1] for k in range(num_clients)], {}
+
+
+def lacking_noise(self: Noise) -> dict[str, Any]:
+    """The training set has no example of the last class, the test set none of the one before it."""
+    data = READ(self)
+    data["y_train"] = np.where(data["y_train"] == UNDEFINED_CLASS, 0, data["y_train"])
+    keep = data["y_test"] != UNTESTED_CLASS
+    return data | {"x_test": data["x_test"][keep], "y_test": data["y_test"][keep]}
+
+
+READ = Noise.read
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row not in CONTINUAL])
+def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_clients(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(Noise, "read", lacking_noise)
+    monkeypatch.setattr(world, "Ragged", lambda sizes: OneClassEach())
+    clients = CLASSES - 1
+    state = record(experiment(name, sizes=(1,) * clients, participation=1.0), tmp_path, resume=False)
+    assert state.status == "completed"
+    counts = state.history.counts
+    assert ((counts > 0).sum(1) == 1).all()
+    assert counts[0].sum() == 1
+    assert counts[:, UNDEFINED_CLASS].sum() == 0
+    by_class = pd.read_csv(tmp_path / files.CLASSES).pivot(index="round", columns="class", values="accuracy")
+    assert by_class[UNTESTED_CLASS].isna().all()  # an empty cell
+    assert by_class.drop(columns=UNTESTED_CLASS).notna().all(axis=None)
+    rounds = pd.read_csv(tmp_path / files.ROUNDS)
+    assert rounds["forgetting"][2:].notna().all()  # over the classes that are tested
+    assert rounds[["test_loss", "test_accuracy"]].notna().all(axis=None)
+    assert pd.read_csv(tmp_path / files.CLIENTS).groupby("round").size().tolist() == [clients] * 3
+
+
+@every_class
+def test_one_client(name, tmp_path):
+    state = record(experiment(name, sizes=(12,), participation=1.0), tmp_path, resume=False)
+    assert state.status == "completed"
+    assert set(pd.read_csv(tmp_path / files.CLIENTS)["client"]) == {0}
+
+
+# --- determinism
+
+
+@every_class
+def test_the_same_run_twice_has_the_same_files(name, tmp_path):
+    """Of an algorithm's state, too, not a bit differs."""
+    states = [record(experiment(name, rounds=2), tmp_path / each, resume=False) for each in "ab"]
+    assert tables(tmp_path / "a") == tables(tmp_path / "b")
+    torch.testing.assert_close(states[0].server, states[1].server, rtol=0, atol=0)
+    torch.testing.assert_close(dict(states[0].clients), dict(states[1].clients), rtol=0, atol=0)
