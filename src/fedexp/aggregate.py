@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedexp import compare, files, layout
 from fedexp.cli import conf_directory
-from fedexp.compare import Run, load_jobs, load_runs
+from fedexp.compare import WHERE, Run, load_jobs, load_runs
 from fedexp.errors import ConfigError
 from fedexp.figures.sweep import make_sweep_figures
 from fedexp.sweep import Sweep, cell_of, load_sweep
@@ -91,9 +91,6 @@ def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     if changes := [text for text in tidy["changes"].unique() if text]:
         lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
     return "\n\n".join(lines) + "\n"
-
-
-WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
 
 
 def key_of(run: Run) -> tuple[str, str]:

@@ -24,6 +24,8 @@ CELL = ("dataset", "partition", "partition_param", "clients", "participation", "
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
 NEVER = math.inf
+# Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
+WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
 TOLERANCES = (
     f"Within: accuracy by {ABSOLUTE['percent']:g} points or two printed standard deviations, "
     f"forgetting and alignment by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}."

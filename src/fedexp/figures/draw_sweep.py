@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from fedexp.compare import Run
 from fedexp.figures.style import (
-    GREY,
     NAMED_CLASSES,
     PALETTE,
     WIDTH,
@@ -17,7 +16,6 @@ from fedexp.figures.style import (
     integers,
     map_cells,
     map_height,
-    round_panel,
     say,
 )
 from fedexp.figures.sweep import Method, ParameterSweep, Setting
@@ -79,7 +77,7 @@ def class_accuracy(setting: Setting, normalised: bool) -> Figure:
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     top = min(1.0, 3 / len(classes)) if normalised else 1.0
     maps = []
-    for axes, (method, file, history) in zip(grid.flat, shown, strict=False):
+    for axes, (method, _, history) in zip(grid.flat, shown, strict=False):
         assert history is not None
         maps.append(normalised_heat_map(history.matrix) if normalised else history.matrix)
         image = map_cells(axes, np.array(history.rounds), maps[-1], top, ticks=6)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedexp.compare import Run
+from fedexp.compare import WHERE, Run
 from fedexp.figures import save
 from fedexp.figures.load import RunFiles, load_run
 from fedexp.metrics.forgetting import round_drop
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Overrides that do not tell runs apart, and those that the label of a setting says in another way.
-UNSAID = ("seed", "tracker", "hardware.d", "hardware.e", "hardware.t", "hardware.w", "hardware.c", "hardware=", "figures",
-          "hydra", "data_dir", "checkpoint_interval", "profile", "forgetting_metric", "resume")  # fmt: skip
+UNSAID = ("seed", "tracker", *WHERE, "figures", "hydra", "data_dir", "checkpoint_interval", "profile",
+          "forgetting_metric", "resume")  # fmt: skip
 SAID = ("experiment=", "dataset=", "partition=", "algorithm=")
 
 
