@@ -94,8 +94,9 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def all_markdown(parts: Sequence[Section]) -> str:
-    return "\n".join((f"### {part.title}\n\n" if part.title else "") + markdown(part.table) for part in parts)
+def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
+    """level: of the headings of sections."""
+    return "\n".join((f"{'#' * level} {part.title}\n\n" if part.title else "") + markdown(part.table) for part in parts)
 
 
 def latex(parts: Sequence[Section]) -> str:

@@ -139,7 +139,8 @@ def settings(runs: Sequence[Run]) -> list[Setting]:
     for run in runs:
         setting, method = names(run, shared, single)
         found.setdefault(setting, {}).setdefault(method, []).append(run)
-    common = " ".join(sorted(o for o in shared if not o.startswith(SAID)))
+    told = ("experiment=", "algorithm=") if any(o.startswith("experiment=") for o in shared) else SAID
+    common = " ".join(sorted(o for o in shared if not o.startswith(told)))
     return [
         Setting(name, tuple(Method(m, by_seed(members)) for m, members in methods.items()), common)
         for name, methods in found.items()
