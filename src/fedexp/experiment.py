@@ -96,6 +96,7 @@ class State:
     seconds: float = 0.0
     status: str = "running"  # running | completed | diverged
     wandb_id: str | None = None
+    alignment: list[dict[str, Any]] = field(default_factory=list)  # of neurons in the last round, where it is measured
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
@@ -107,6 +108,7 @@ class State:
             "clients": versions,
             "accuracy": self.accuracy,
             "tasks": self.tasks,
+            "alignment": self.alignment,
             "history": self.history.to_tree(),
         }
 

@@ -49,7 +49,7 @@ def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def one_cell(group: pd.DataFrame) -> str:
     """All numbers of a method in a setting."""
-    texts = [one_number(row) for _, row in group.iterrows()]
+    texts = [one_number(row) for row in group.to_dict("records")]  # type: ignore[arg-type]
     ours, printed = (" ".join(text for text in side if text) for side in zip(*texts, strict=True))
     return f"{ours} [{printed}]".strip()
 

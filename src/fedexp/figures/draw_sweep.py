@@ -1,6 +1,7 @@
 """The pictures of a sweep: one function each, from the runs of a setting to a matplotlib Figure."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ TASK_CURVES = {"average_accuracy": "average accuracy on\nthe learned tasks", "ne
 RESULTS = {"accuracy": "test accuracy, last round", "forgetting": "forgetting F (BwT)"}
 
 
-def look(number: int) -> dict[str, str]:
+def look(number: int) -> dict[str, Any]:
     """Colour and line style of the method of this number."""
     return {"color": PALETTE[number % len(PALETTE)], "linestyle": STYLES[number // len(PALETTE) % len(STYLES)]}
 
