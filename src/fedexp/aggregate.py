@@ -1,23 +1,32 @@
 """A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep, beside the print."""
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedexp import compare, files
+from fedexp import compare, files, layout
 from fedexp.cli import conf_directory
-from fedexp.compare import Run, load_runs
+from fedexp.compare import WHERE, Run, load_jobs, load_runs
 from fedexp.errors import ConfigError
-from fedexp.sweep import Sweep, load_sweep
+from fedexp.figures.sweep import make_sweep_figures
+from fedexp.sweep import Sweep, cell_of, load_sweep
+
+log = logging.getLogger("fedexp")
 
 MARKER = "sweep.json"  # in the directory of a named sweep
 VALUES = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", "average_accuracy", "new_task_accuracy",
           "task_forgetting")  # fmt: skip
+ORIGIN = ("diverged", "seeds", "commits", "hardware")  # columns of table.csv that table.md leaves out
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95  # Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
+WHAT_A_IS = (
+    f"A is {SHARE:g} of the best accuracy of any run of the setting (measured) or the paper's (printed); "
+    "speed-ups are against FedAvg. `-`: some seed never gets there."
+)
 
 
 def mark(directory: Path, sweep: str) -> None:
@@ -36,23 +45,38 @@ def sweep_of(directory: Path) -> Sweep | None:
         return None
 
 
+def write_report(directory: Path, figures: bool) -> list[Path]:
+    """The tables of a sweep and, if asked for, its pictures; the paths. A picture that fails costs no table."""
+    paths = write_tables(directory)
+    if not paths or not figures:
+        return paths
+    try:
+        return paths + make_sweep_figures(directory, load_runs(directory))
+    except Exception:
+        log.exception("the figures could not be drawn; `python -m fedexp.report %s` tries again", directory)
+        return paths
+
+
 def write_tables(directory: Path) -> list[Path]:
     """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
-    runs, sweep = load_runs(directory), sweep_of(directory)
+    jobs, sweep = load_jobs(directory), sweep_of(directory)
+    runs = [run for run in jobs if run.finished]
     if not runs:
         return []
-    targets = rounds_to_targets(runs)
+    printed = printed_targets(sweep, runs) if sweep is not None else {}
+    targets = rounds_to_targets(runs, printed)
     if sweep is not None and compare.printed_cells(sweep):
-        tidy = compare.cells(sweep, runs)
-        wide, head = compare.wide(tidy), heading(sweep, tidy)
+        tidy = compare.cells(sweep, jobs)
+        parts, head = layout.sections(tidy), heading(sweep, tidy)
     else:
-        tidy = means(runs)
-        wide, head = tidy.drop(columns=["diverged"]).set_index("run").map(plain_number), f"# {directory.name}\n"
-    text = f"{head}\n{markdown(wide)}\n## Rounds to target\n\n{markdown(targets.set_index('run').map(plain_number))}"
+        tidy, head = means(runs), f"# {directory.name}\n"
+        shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
+        parts = [layout.Section("", shown)]
+    numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
     contents = {
         "table.csv": tidy.to_csv(index=False),
-        "table.md": text,
-        "table.tex": wide.to_latex(escape=True),
+        "table.md": f"{head}\n{layout.all_markdown(parts)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
+        "table.tex": layout.latex(parts),
         "rounds_to_target.csv": targets.to_csv(index=False),
     }
     for name, content in contents.items():
@@ -61,18 +85,18 @@ def write_tables(directory: Path) -> list[Path]:
 
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
-    """What the table shows, and how many verdicts of each kind there are."""
+    """What the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
     counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
-    return (
-        f"# {sweep.title}\n\nOurs ± standard deviation over seeds (forgetting) [printed (forgetting)]; * within the "
-        f"tolerance of the print, ! outside. {compare.TOLERANCES}\n\n{len(tidy)} printed values: {counts}.\n"
-    )
+    lines = [f"# {sweep.title}", f"{layout.LEGEND} {compare.TOLERANCES}", f"{len(tidy)} printed values: {counts}."]
+    if changes := [text for text in tidy["changes"].unique() if text]:
+        lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
+    return "\n\n".join(lines) + "\n"
 
 
 def key_of(run: Run) -> tuple[str, str]:
     """(what it is but for the seed, the same but for the algorithm as well)."""
     choices = [str(run.summary.get(name)) for name in ("dataset", "partition", "algorithm")]
-    changes = [o for o in run.overrides if not o.startswith(("seed", "hydra.", "tracker", "hardware", "figures"))]
+    changes = [o for o in run.overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", *WHERE))]
     group = ("algorithm", "dataset=", "partition=")
     others = [o for o in changes if not o.startswith(group)]
     methods = [o for o in changes if o.startswith("algorithm.")]
@@ -87,6 +111,7 @@ def means(runs: Sequence[Run]) -> pd.DataFrame:
     rows = []
     for name, members in groups.items():
         row: dict[str, Any] = {"run": name, "n": len(members), "diverged": sum(run.diverged for run in members)}
+        row |= compare.origin(members)
         for value in VALUES:
             found = [v for run in members if not run.diverged and (v := run.summary.get(value)) is not None]
             if found:
@@ -96,27 +121,47 @@ def means(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def rounds_to_targets(runs: Sequence[Run]) -> pd.DataFrame:
-    """Rounds to 0.75, 0.9 and 1 times A = 0.95 of the best accuracy of any run of the setting, mean over seeds, and
-    how many times faster than FedAvg; empty where a seed never gets there."""
+def printed_targets(sweep: Sweep, runs: Sequence[Run]) -> dict[str, float]:
+    """The printed A of those settings (`key_of`) that have one: Flashback's."""
+    rows = [row for row in compare.printed_cells(sweep) if row["metric"] == "target_accuracy"]
+    found = {}
+    for run in runs:
+        _, fields = cell_of(sweep, run.overrides) or (None, {})
+        for row in rows:
+            if all(row[key] == fields.get(key) for key in ("dataset", "partition_param")):
+                found[key_of(run)[1]] = float(row["value"])
+    return found
+
+
+def rounds_to_targets(runs: Sequence[Run], printed: Mapping[str, float]) -> pd.DataFrame:
+    """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg; empty where a seed
+    never gets there. A is 0.95 of the best accuracy of any run of the setting and, where `printed` has the setting, in
+    a second row that one."""
     settings: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         name, setting = key_of(run)
         settings.setdefault(setting, {}).setdefault(name, []).append(run)
-    rows = []
-    for members in settings.values():
+    rows: list[dict[str, Any]] = []
+    for setting, members in settings.items():
         best = max(run.summary["best_accuracy"] for group in members.values() for run in group)
-        rounds = {
-            name: [mean_rounds(group, SHARE * best * factor) for factor in FACTORS] for name, group in members.items()
-        }
-        fedavg = next((rounds[name] for name, group in members.items() if is_plain_fedavg(group[0])), None)
-        for name, values in rounds.items():
-            row: dict[str, Any] = {"run": name, "A": SHARE * best}
-            row |= {f"rounds_to_{factor:g}A": value for factor, value in zip(FACTORS, values, strict=True)}
-            for factor, value, base in zip(FACTORS, values, fedavg or [None] * 3, strict=True):
-                row[f"speedup_{factor:g}A"] = base / value if base and value else None
-            rows.append(row)
+        rows += rounds_to("measured", SHARE * best, members)
+        if setting in printed:
+            rows += rounds_to("printed", printed[setting], members)
     return pd.DataFrame(rows)
+
+
+def rounds_to(source: str, accuracy: float, members: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """The rows of one setting for one A; members: its runs by their names."""
+    rounds = {name: [mean_rounds(group, accuracy * factor) for factor in FACTORS] for name, group in members.items()}
+    fedavg = next((rounds[name] for name, group in members.items() if is_plain_fedavg(group[0])), None)
+    rows = []
+    for name, values in rounds.items():
+        row: dict[str, Any] = {"run": name, "target": source, "A": accuracy}
+        row |= {f"rounds_to_{factor:g}A": value for factor, value in zip(FACTORS, values, strict=True)}
+        for factor, value, base in zip(FACTORS, values, fedavg or [None] * 3, strict=True):
+            row[f"speedup_{factor:g}A"] = base / value if base and value else None
+        rows.append(row)
+    return rows
 
 
 def is_plain_fedavg(run: Run) -> bool:
@@ -126,17 +171,3 @@ def is_plain_fedavg(run: Run) -> bool:
 def mean_rounds(runs: Sequence[Run], accuracy: float) -> float | None:
     found = [run.rounds_to(accuracy) for run in runs]
     return None if None in found else float(np.mean([value for value in found if value is not None]))
-
-
-def plain_number(value: Any) -> str:
-    if value is None or value != value:
-        return "-"
-    return str(value) if isinstance(value, str | int | np.integer) else f"{value:.4g}"
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """Without another package; the index is the first column."""
-    lines = ["| | " + " | ".join(map(str, table.columns)) + " |", "|" + " --- |" * (len(table.columns) + 1)]
-    for name, row in zip(table.index, table.to_numpy(), strict=True):
-        lines.append("| " + " | ".join([str(name), *map(str, row)]) + " |")
-    return "\n".join(lines) + "\n"

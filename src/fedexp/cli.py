@@ -98,7 +98,7 @@ def run_hydra(arguments: list[str]) -> int:
             sys.argv = [sys.argv[0], *flags, *overrides]
             hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
         for sweep in dict.fromkeys(ended):
-            show_tables(sweep, name)
+            show_report(sweep, name, figures="figures=false" not in arguments)
             outcomes.append(FAILED if fails(sweep, begun[sweep]) else 0)  # launchers may have used other processes
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
         return say(explain(error, conf_directory(), config_directories(arguments)))
@@ -139,13 +139,13 @@ def fails(sweep: Path, before: Mapping[Path, Any]) -> bool:
     return any(mark != before.get(path) for path, mark in failures(sweep).items())
 
 
-def show_tables(directory: Path, name: str | None) -> None:
-    """At the end of a sweep: its tables; name: of a sweep of conf/sweep."""
-    from fedexp.aggregate import mark, write_tables
+def show_report(directory: Path, name: str | None, figures: bool) -> None:
+    """At the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
+    from fedexp.aggregate import mark, write_report
 
     if name is not None:
         mark(directory, name)
-    paths = write_tables(directory)
+    paths = write_report(directory, figures)
     if paths:
         print((directory / "table.md").read_text(encoding="utf-8"))
         print("\n".join(f"  {shorten(path)}" for path in paths))

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,26 +19,39 @@ from fedexp.metrics.targets import rounds_to_target
 from fedexp.sweep import Block, Sweep, cell_of, protocol_of
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
-COLUMN = ("dataset", "partition_param", "setting")
 CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
 # How far from the printed value is still "within": a fraction of the unit, or of the printed value (rounds, ratios).
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
+NEVER = math.inf
+# Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
+WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
 TOLERANCES = (
     f"Within: accuracy by {ABSOLUTE['percent']:g} points or two printed standard deviations, "
-    f"forgetting by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}."
+    f"forgetting and alignment by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}."
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run directory."""
+    """The directory of a run, whatever has become of it."""
 
     directory: Path
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        return json.loads((self.directory / files.SUMMARY).read_text(encoding="utf-8"))
+        """{} before its end."""
+        path = self.directory / files.SUMMARY
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    @property
+    def status(self) -> str:
+        """completed, diverged, failed or unfinished."""
+        return str(self.summary.get("status", "unfinished"))
+
+    @property
+    def finished(self) -> bool:
+        return self.status in ("completed", "diverged")
 
     @cached_property
     def overrides(self) -> list[str]:
@@ -51,7 +66,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        return self.summary["status"] == "diverged"
+        return self.status == "diverged"
 
     def accuracy_at(self, round: int) -> float | None:
         found = self.curve.loc[self.curve["round"] == round, "test_accuracy"]
@@ -63,10 +78,19 @@ class Run:
         return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
 
+def load_jobs(directory: Path) -> list[Run]:
+    """All runs of a sweep, also those that have failed or are not at their end."""
+    found = {path.parent for path in directory.glob(f"*/{files.SUMMARY}")}
+    found |= {path.parent.parent for path in directory.glob("*/.hydra/overrides.yaml")}
+    return [Run(path) for path in sorted(found)]
+
+
 def load_runs(directory: Path) -> list[Run]:
     """All that are over; a job that failed is none."""
-    runs = [Run(path.parent) for path in sorted(directory.glob(f"*/{files.SUMMARY}"))]
-    return [run for run in runs if run.summary.get("status") in ("completed", "diverged")]
+    return [run for run in load_jobs(directory) if run.finished]
+
+
+Found = tuple[Run, Mapping[str, Any]]  # a run of a printed cell, with what to measure
 
 
 def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
@@ -74,20 +98,18 @@ def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
 
 
-def cells(sweep: Sweep, runs: Sequence[Run]) -> pd.DataFrame:
+def cells(sweep: Sweep, jobs: Sequence[Run]) -> pd.DataFrame:
     """The tidy table: a row for every printed value, whether it has been run or not."""
     printed = printed_cells(sweep)
-    mine: dict[int, list[tuple[Run, Mapping[str, Any]]]] = {i: [] for i in range(len(printed))}
-    for run in runs:
+    runs = [run for run in jobs if run.finished]
+    mine: dict[int, list[Found]] = {i: [] for i in range(len(printed))}
+    for run in jobs:
         if found := cell_of(sweep, run.overrides):
             for i, measure in matches(printed, *found):
                 mine[i].append((run, measure))
-    rows = []
-    for i, row in enumerate(printed):
-        if row["method"] == "(all)":
-            continue
-        rows.append(cell(sweep, row, mine[i], printed, runs))
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        cell(Context(sweep, row, printed, runs), mine[i]) for i, row in enumerate(printed) if row["method"] != "(all)"
+    )
 
 
 def matches(
@@ -101,26 +123,26 @@ def matches(
                 yield i, measure
 
 
-def cell(
-    sweep: Sweep,
-    row: Mapping[str, str],
-    found: Sequence[tuple[Run, Mapping[str, Any]]],
-    printed: Sequence[Mapping[str, str]],
-    runs: Sequence[Run],
-) -> dict[str, Any]:
-    """One row of the tidy table."""
-    full = [(run, measure) for run, measure in found if not protocol_of(sweep, run.overrides)]
-    reduced = bool(found) and not full
-    used = found if reduced else full  # never mixed
+def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
+    """One row of the tidy table. Runs of different protocols are never put together: those at the sweep's own stand
+    there or, where there are none, the largest group that was run at another."""
+    row = context.row
+    protocols: dict[tuple[str, ...], list[Found]] = {(): []}
+    for run, measure in jobs:
+        if run.finished:
+            protocols.setdefault(tuple(protocol_of(context.sweep, run.overrides)), []).append((run, measure))
+    changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
+    used = protocols[changes]
     scale = 100.0 if row["unit"] == "percent" else 1.0
-    context = Context(sweep, row, printed, runs)
-    raw = [context.value(run, measure) for run, measure in used if not run.diverged]
-    values = np.array([value * scale for value in raw if value is not None])
+    raw = [value for run, measure in used if not run.diverged if (value := context.value(run, measure)) is not None]
+    never = sum(value == NEVER for value in raw)
+    values = np.array([] if never else raw) * scale  # the mean over those seeds that get there would flatter
     target = float(row["value"]) if row["value"] else None
     mean = float(values.mean()) if len(values) else None
     difference = None if mean is None or target is None else mean - target
     return {
         **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
+        "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
         "n": len(used),
         "diverged": sum(run.diverged for run, _ in used),
         "mean": mean,
@@ -128,10 +150,27 @@ def cell(
         "printed": target,
         "printed_std": float(row["std"]) if row["std"] else None,
         "difference": difference,
-        "protocol": "" if not used else "reduced" if reduced else "full",
-        "verdict": verdict(row, used, difference, reduced),
+        "tolerance": None if target is None else tolerance(row),
+        "verdict": verdict(row, used, len(raw) - never, never, difference, bool(changes)),
+        "protocol": "" if not used else "reduced" if changes else "full",
+        "changes": " ".join(changes),
+        "not_shown": sum(map(len, protocols.values())) - len(used),
+        **origin([run for run, _ in used]),
         "note": row["note"],
     }
+
+
+def origin(runs: Sequence[Run]) -> dict[str, str]:
+    """Seeds, commits and hardware of runs, as far as they are known."""
+    seeds = sorted({int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None})
+    commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
+    machines = sorted({machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")})
+    return {"seeds": " ".join(map(str, seeds)), "commits": " ".join(commits), "hardware": "; ".join(machines)}
+
+
+def machine(hardware: Mapping[str, Any]) -> str:
+    """Such as `AMD EPYC (cpu, fp32)`."""
+    return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 
 
 @dataclass(frozen=True)
@@ -144,7 +183,7 @@ class Context:
     runs: Sequence[Run]
 
     def value(self, run: Run, measure: Mapping[str, Any]) -> float | None:
-        """Our number, as a fraction or in rounds; None where there is none."""
+        """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no number."""
         kind = measure["value"]
         match kind:
             case "accuracy" | "forgetting":
@@ -155,7 +194,11 @@ class Context:
                 ends = {end["task"]: end[kind] for end in run.summary.get("tasks", ())}
                 return ends.get(int(measure["task"]))
             case "rounds_to":
-                return run.rounds_to(float(measure["factor"]) * self.printed_target())
+                return run.rounds_to(float(measure["factor"]) * self.printed_target()) or NEVER
+            case "alignment":
+                layers = run.summary.get("alignment") or ()
+                layer = int(measure["layer"])
+                return layers[layer - 1][measure["pair"]] if layer <= len(layers) else None
             case "rounds_to_fedavg" | "speedup_to_fedavg":
                 return self.against_fedavg(run, speedup=kind == "speedup_to_fedavg")
         return None
@@ -167,25 +210,27 @@ class Context:
         return float(found[0]["value"])
 
     def against_fedavg(self, run: Run, speedup: bool) -> float | None:
-        """Rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting; or how many times
-        fewer than FedAvg's number of rounds."""
-        fedavg = []
+        """Rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
+        protocol; or how many times fewer than FedAvg's number of rounds."""
+        fedavg, protocol = [], protocol_of(self.sweep, run.overrides)
         for other in self.runs:
             found = cell_of(self.sweep, other.overrides)
             if found and found[1].get("method") == "FedAvg" and found[1]["dataset"] == self.row["dataset"]:
-                fedavg.append(other)
+                fedavg += [other] if protocol_of(self.sweep, other.overrides) == protocol else []
         if not fedavg:
             return None
         rounds = run.rounds_to(float(np.mean([other.summary["accuracy"] for other in fedavg])))
-        if rounds is None or not speedup:
-            return rounds
-        return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds
+        if rounds is None:
+            return NEVER
+        return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds if speedup else rounds
 
 
 def verdict(
-    row: Mapping[str, str], used: Sequence[tuple[Run, Mapping[str, Any]]], difference: float | None, reduced: bool
+    row: Mapping[str, str], used: Sequence[Found], there: int, never: int, difference: float | None, reduced: bool
 ) -> str:
-    """within | outside | failed as printed | not run | not judged: <why>."""
+    """within | outside | failed as printed | not reached as printed | not run | not judged: <why>.
+
+    there, never: how many runs have a number, and how many never reach their target."""
     if not used:
         return "not run"
     if reduced:
@@ -197,6 +242,12 @@ def verdict(
         return "failed as printed" if all_diverged else "outside"
     if all_diverged:
         return "outside"
+    if there and never:
+        return f"not judged: reached by {there} of {there + never}"
+    if row["note"] == "not_reached" and (there or never):
+        return "not reached as printed" if never else "outside"
+    if never:
+        return "outside"
     if difference is None:
         return "not judged: no number"
     return "within" if abs(difference) <= tolerance(row) else "outside"
@@ -206,43 +257,6 @@ def tolerance(row: Mapping[str, str]) -> float:
     """In the unit of the printed value."""
     if row["unit"] in ("rounds", "ratio"):
         return RELATIVE * float(row["value"])
-    if row["metric"] == "forgetting":
+    if row["metric"] in ("forgetting", "alignment"):
         return FORGETTING
     return max(ABSOLUTE[row["unit"]], 2 * float(row["std"] or 0))
-
-
-def label(*parts: str) -> str:
-    """The column of a printed table: what its rows do not say."""
-    return " ".join(part for part in parts if part)
-
-
-def number(value: float | None, unit: str) -> str:
-    if value is None or value != value:
-        return "-"
-    return f"{value:.2f}" if unit == "percent" else f"{value:.0f}" if unit == "rounds" else f"{value:.3f}"
-
-
-def shown(group: pd.DataFrame) -> str:
-    """A cell: ours +- std (forgetting) [printed (forgetting)], and `*` for within, `!` for outside."""
-    first = {row["metric"]: row for _, row in group.iterrows()}
-    ours, prints, marks = [], [], ""
-    for metric, row in first.items():
-        text = number(row["mean"], row["unit"])
-        if row["n"] and row["diverged"] == row["n"]:
-            text = "failed"
-        if row["std"] is not None and row["std"] == row["std"]:
-            text += f" ± {number(row['std'], row['unit'])}"
-        printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"])
-        marks += {"within": "*", "failed as printed": "*", "outside": "!"}.get(row["verdict"], "")
-        bracket = "({})" if metric == "forgetting" else "{}"
-        ours.append(bracket.format(text))
-        prints.append(bracket.format(printed))
-    return f"{' '.join(ours)} [{' '.join(prints)}]{marks}"
-
-
-def wide(table: pd.DataFrame) -> pd.DataFrame:
-    """Methods x settings, as the paper has them."""
-    named = table.assign(column=[label(*row) for row in table[list(COLUMN)].to_numpy().tolist()])
-    text = {key: shown(group) for key, group in named.groupby(["method", "column"], sort=False)}
-    methods, columns = named["method"].unique(), named["column"].unique()
-    return pd.DataFrame([[text.get((m, c), "") for c in columns] for m in methods], index=methods, columns=columns)

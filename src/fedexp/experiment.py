@@ -97,6 +97,7 @@ class State:
     status: str = "running"  # running | completed | diverged
     not_finite: list[int] = field(default_factory=list)  # of a run that has diverged: the clients it began with
     wandb_id: str | None = None
+    alignment: list[dict[str, Any]] = field(default_factory=list)  # of neurons in the last round, where it is measured
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
@@ -108,6 +109,7 @@ class State:
             "clients": versions,
             "accuracy": self.accuracy,
             "tasks": self.tasks,
+            "alignment": self.alignment,
             "history": self.history.to_tree(),
         }
 

@@ -25,6 +25,7 @@ from fedexp.figures import make_figures
 from fedexp.hardware import Resolved
 from fedexp.identity import content_hash, essential
 from fedexp.lock import occupied
+from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
 from fedexp.prepare import Prepared, prepare
 from fedexp.record import Recorder
@@ -160,6 +161,7 @@ def conduct(
         summary = (
             {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(container, hardware)
         )
+        summary["peak_memory"] = peak_memory(hardware.device)
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         paths = (job.directory / name for name in (files.CLASSES, files.TASKS))
         tables = {path.stem: pd.read_csv(path) for path in paths if path.exists()}

@@ -93,6 +93,11 @@ def check(built: Built, metrics: Metrics) -> None:
             f"eval_interval={interval}: must be 1 with a forgetting_metric that evaluates local models, "
             "since it compares them with the global model of the round before"
         )
+    if metrics.needs_neurons and not getattr(built.groups["model"], "has_neurons", False):
+        raise ConfigError(
+            f"forgetting_metric=alignment: {type(built.groups['model']).__name__} has no fully connected hidden layers "
+            "whose neurons could be compared; model=cnn and model=cnn_3fc have"
+        )
     if built.local.optimizer not in algorithm.optimizers:
         raise ConfigError(
             f"local.optimizer={built.local.optimizer}: {type(algorithm).__name__} is defined for "

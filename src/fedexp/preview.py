@@ -17,10 +17,14 @@ from omegaconf import OmegaConf
 from fedexp import files
 from fedexp.identity import run_name
 from fedexp.lock import is_occupied
+from fedexp.metrics.history import later_partitions
 from fedexp.trackers.progress import duration
 
 # What two runs must share for a round of one to take as long as a round of the other; then what may differ.
-WORK = ("dataset", "model", "local", "num_clients", "participation", "hardware.device", "hardware.precision")
+WORK = ("dataset", "model", "local", "num_clients", "participation", "scenario._target_", "hardware.device",
+        "hardware.precision")  # fmt: skip
+GROWING = (files.ROUNDS, files.CLASSES, files.CLIENTS, files.TASKS, files.LOCAL)  # with every round
+OVER = ("completed", "diverged")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Planned:
     @property
     def rounds(self) -> int:
         """Of one task, where there are several."""
-        return int(self.config.get("rounds", 0))
+        own = (self.config.get("scenario") or {}).get("rounds_per_task")  # by default an interpolation of `rounds`
+        return own if isinstance(own, int) else int(self.config.get("rounds", 0))
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,21 @@ class Measured:
 
     config: Mapping[str, Any]
     seconds: float  # of a round, median
-    bytes: int  # of its directory
+    tasks: int
+    fixed: int  # bytes of its files but those that grow
+    per_round: float  # bytes by which these grow
+    per_client: float  # bytes of a client's kept state
+    memory: int | None  # bytes at the peak, of all its processes; None where the run has not noted it
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job will take."""
+
+    seconds: float
+    disk: float  # bytes
+    memory: int | None  # bytes
+    about: str  # "" where it stems from the same algorithm
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:
@@ -96,9 +115,26 @@ def measurements(folders: Sequence[Path]) -> list[Measured]:
         except (OSError, ValueError, KeyError, yaml.YAMLError):
             continue
         if seconds == seconds:
-            size = sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file())
-            found.append(Measured(config, float(seconds), size))
+            found.append(measure(path.parent, config, float(seconds), int(table["round"].max())))
     return found
+
+
+def measure(directory: Path, config: Mapping[str, Any], seconds: float, rounds: int) -> Measured:
+    """A run directory of so many rounds."""
+    sizes = {file.relative_to(directory): file.stat().st_size for file in directory.rglob("*") if file.is_file()}
+    states = [size for file, size in sizes.items() if file.is_relative_to(files.CLIENT_STATES)]
+    growing = sum(size for file, size in sizes.items() if str(file) in GROWING)
+    summary = directory / files.SUMMARY
+    noted = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    return Measured(
+        config=config,
+        seconds=seconds,
+        tasks=1 + len(later_partitions(directory)),
+        fixed=sum(sizes.values()) - growing - sum(states),
+        per_round=growing / rounds,
+        per_client=sum(states) / len(states) if states else 0.0,
+        memory=(noted.get("peak_memory") or {}).get("host"),
+    )
 
 
 def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None, bool]:
@@ -121,27 +157,50 @@ def target(config: Mapping[str, Any], group: str) -> str:
     return str((config.get(group) or {}).get("_target_"))
 
 
+def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate | None:
+    """From the closest run; None without one."""
+    run, same = closest(job, measured)
+    if run is None:
+        return None
+    rounds = job.rounds * run.tasks
+    done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
+    disk = run.fixed + run.per_round * rounds + run.per_client * int(job.config.get("num_clients", 0))
+    about = "" if same else " (another algorithm's rounds)"
+    return Estimate(max(rounds - done, 0) * run.seconds, disk, run.memory, about)
+
+
 def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> None:
     """Prints a line a job, what is left in all, and as the last line `N jobs: D done, ...`."""
     counts: Counter[str] = Counter()
-    seconds, size, unknown = 0.0, 0, 0
+    found: list[Estimate] = []
+    unknown = 0
     for job in jobs:
         state = status(job)
-        counts["done" if state in ("completed", "diverged") else state.split()[0]] += 1
-        estimate, about = "", ""
-        if state not in ("completed", "diverged"):
-            run, same = closest(job, measured)
-            done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
-            left = max(job.rounds - done, 0)
-            if run is None:
-                estimate, unknown = "?", unknown + 1
+        counts["done" if state in OVER else state.split()[0]] += 1
+        text = ""
+        if state not in OVER:
+            if each := estimate(job, state, measured):
+                found.append(each)
+                sizes = f"disk {gigabytes(each.disk)}, memory {gigabytes(each.memory)}"
+                text = f"{duration(each.seconds):<9} {sizes}{each.about}"
             else:
-                seconds, size = seconds + left * run.seconds, size + run.bytes
-                estimate, about = duration(left * run.seconds), "" if same else " (another algorithm's rounds)"
-        print(f"{job.directory.name:<70} {state:<18} {estimate}{about}")
+                text, unknown = "?", unknown + 1
+        print(f"{job.directory.name:<70} {state:<18} {text}".rstrip())
     if unknown:
         print(f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an estimate")
     more = " and what is marked ?" if unknown else ""
-    print(f"left: {duration(seconds)} one after the other, {size / 1e9:.2f} GB of disk{more}")
+    seconds, disk = sum(each.seconds for each in found), sum(each.disk for each in found)
+    peak = max((each.memory for each in found if each.memory), default=None)
+    print(
+        f"left: {duration(seconds)} one after the other, {gigabytes(disk)} of disk{more} (from measured rounds, files)"
+    )
+    if found:
+        print(
+            f"memory of one job at a time: {gigabytes(peak)}, " + ("the measured peak" if peak else "not measured yet")
+        )
     others = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()) if name != "done")
     print(f"{len(jobs)} jobs: {counts['done']} done" + (f", {others}" if others else ""))
+
+
+def gigabytes(size: float | None) -> str:
+    return "?" if size is None else f"{size / 1e9:.2f} GB"

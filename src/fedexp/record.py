@@ -48,6 +48,7 @@ class RoundResult:
     lr: float
     evaluation: Evaluation | None  # None: not evaluated in this round
     local_class_correct: torch.Tensor | None  # int64 [|S|, C]
+    alignment: list[dict[str, Any]]  # of neurons; empty where it is not measured
     examples: int  # trained on
     bytes_up: int
     bytes_down: int
@@ -84,6 +85,7 @@ class Recorder:
             kept = zip(result.cohort.clients, result.client_states, strict=True)
             state.clients.update({client: kept_state for client, kept_state in kept if kept_state})
             state.examples += result.examples
+            state.alignment = result.alignment
             phases = result.seconds | {"writing": self.writing_seconds}
             start, seconds = time.perf_counter(), sum(phases.values())
             state.train_seconds += phases["train"]
@@ -200,6 +202,7 @@ class Recorder:
             "best_accuracy": max(values, default=accuracy[-1]),
             **{k: plain(v) for k, v in self.experiment.metrics.summary(state.history).items()},
             **(self.task_history(state).summary() if self.experiment.has_tasks else {}),
+            **({"alignment": state.alignment} if state.alignment else {}),
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
             "rounds": state.round,
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),

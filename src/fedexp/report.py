@@ -1,4 +1,4 @@
-"""`python -m fedexp.report SWEEP ...`: the tables of sweeps, beside the printed ones where they have a name.
+"""`python -m fedexp.report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
 
 With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fedexp import files
-from fedexp.aggregate import write_tables
+from fedexp.aggregate import write_report
 from fedexp.compare import Run
 from fedexp.files import write_atomically
 from fedexp.trackers.base import display_path
@@ -96,10 +96,10 @@ def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sweep_tables(directories: Sequence[Path]) -> int:
-    """Writes and prints the tables of each sweep."""
+def sweep_reports(directories: Sequence[Path], figures: bool) -> int:
+    """Writes the report of each sweep and prints its table."""
     for directory in directories:
-        paths = write_tables(directory)
+        paths = write_report(directory, figures)
         if not paths:
             print(f"fedexp: no finished run in {directory}", file=sys.stderr)
             return 2
@@ -112,9 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedexp.report", description=__doc__)
     parser.add_argument("directories", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
+    parser.add_argument("--no-figures", action="store_true", help="tables alone")
     options = parser.parse_args(arguments)
     if options.out is None:
-        return sweep_tables(options.directories)
+        return sweep_reports(options.directories, not options.no_figures)
     found = [row(directory) for directory in runs(options.directories)]
     if not found:
         print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)

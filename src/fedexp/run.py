@@ -2,8 +2,9 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fedexp.engine.base import has_own
 from fedexp.engine.network import LiveNetwork
 from fedexp.exchange import Answers, Clock, ask, merge, not_finite, sample, survey
 from fedexp.experiment import Experiment, State
+from fedexp.neurons import local_models, measure
 from fedexp.profile import profiled
 from fedexp.record import Recorder, RoundResult
 from fedexp.tree import Tree
@@ -69,6 +71,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
 
     # 4. Evaluate the new global model.
     evaluation = experiment.engine.evaluate(bench, model_of(server)) if evaluated else None
+    alignment = align(experiment, state.server, server, done) if number == experiment.rounds else []
     clock.lap("evaluation")
     evaluating = sum(each.trained.evaluation_seconds for each in done)
     clock.seconds["train"] -= evaluating
@@ -87,11 +90,20 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         lr=experiment.lr_at(number),
         evaluation=evaluation,
         local_class_correct=evaluated_local[-1] if evaluated_local else None,
+        alignment=alignment,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),
         seconds=clock.seconds,
     )
+
+
+def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[Answers]) -> list[dict[str, Any]]:
+    """Of neurons over this round, where a metric asks for it."""
+    if not experiment.metrics.needs_neurons:
+        return []
+    found = [local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)) for each in done]
+    return measure(experiment.bench, model_of(before), model_of(after), next(filter(None, reversed(found)), []))
 
 
 def model_of(server: Tree) -> Tree:

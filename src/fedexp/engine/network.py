@@ -52,6 +52,12 @@ class FunctionalNetwork:
         """The last stage alone with fewer channels, of a model that has one (see models.Staged); never in bf16."""
         return self.module.slim(params, x, width)  # type: ignore[operator]
 
+    def hidden_activations(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[B, d] after the ReLU of every fully connected hidden layer, of a model that has them (`has_neurons`)."""
+        weights = {f"module.{name}": value for name, value in self.own(params).items()}
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return functional_call(Neurons(self.module), weights, (x,))
+
     def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """The received global model's buffers (running statistics of batch norm)."""
         for name, buffer in self.module.named_buffers():
@@ -66,6 +72,17 @@ class FunctionalNetwork:
         with torch.autocast(x.device.type, torch.bfloat16):
             features, logits, maps = call()
         return Output(features.to(self.dtype), logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
+
+
+class Neurons(nn.Module):
+    """A model as the function that gives its hidden activations."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.module.hidden_activations(x)  # type: ignore[operator]
 
 
 class LiveNetwork(FunctionalNetwork):

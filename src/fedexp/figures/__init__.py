@@ -30,7 +30,7 @@ def make_figures(run_dir: Path) -> list[Path]:
     for name, figure in _figures(load_run(run_dir)):
         folder.mkdir(exist_ok=True)
         paths.append(folder / f"{name}.png")
-        _save(figure, paths[-1])
+        save(figure, paths[-1])
     return paths
 
 
@@ -53,7 +53,7 @@ def _figures(run: RunFiles) -> "Iterator[tuple[str, Figure]]":
         yield "local_round", draw.local_round(run, run.history)
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def save(figure: "Figure", path: Path) -> None:
     """Write to a temporary file and rename it: a reader never sees half a picture."""
     with files.temporary_of(path) as partial:
         figure.savefig(partial, format="png", dpi=DPI, facecolor="white")

@@ -1,29 +1,39 @@
-"""The pictures: one function each, from RunFiles to a matplotlib Figure. Colours are safe for colour-blind readers."""
+"""The pictures of a run: one function each, from RunFiles to a matplotlib Figure."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LogNorm
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedexp.figures.load import RunFiles, TaskFile
+from fedexp.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    MAP,
+    NAMED_CLASSES,
+    ORANGE,
+    WIDTH,
+    cell_edges,
+    class_axis,
+    colour_bar,
+    colour_map,
+    heat_map,
+    integers,
+    line,
+    map_height,
+    round_panel,
+    say,
+)
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
 
-WIDTH = 8.0  # inches
-NAMED_CLASSES = 20  # up to here every class is named on its axis
 BUBBLES = (50, 30)  # most clients and classes for a bubble chart
 MOST_COLUMNS = 400  # in a heat map of clients: two pixels each
-MAP = "viridis"  # perceptually uniform
-ABSENT = "0.85"  # grey: undefined
-# Okabe and Ito's palette
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.45"
 
 
 def class_accuracy(run: RunFiles, history: History) -> Figure:
@@ -44,13 +54,13 @@ def class_accuracy_normalised(run: RunFiles, history: History) -> Figure:
 
 def tasks(run: RunFiles, file: TaskFile) -> Figure:
     """Heat map tasks x rounds of test accuracy, above the two accuracies of CFeD (Fig. 3)."""
-    height = _map_height(file.accuracy.shape[1])
+    height = map_height(file.accuracy.shape[1])
     figure, (above, below) = _figure(run, "Test accuracy on the tasks", 3.7 + height, rows=2, ratio=(height, 2.2))
-    _heat_map(figure, above, file.rounds, file.accuracy, "test accuracy\non the task", top=1.0, first=1)
+    heat_map(figure, above, file.rounds, file.accuracy, "test accuracy\non the task", top=1.0, first=1)
     above.set_xlabel("")
     above.tick_params(labelbottom=False)
     above.set_ylabel("task")
-    above.yaxis.set_major_locator(_integers(NAMED_CLASSES))
+    above.yaxis.set_major_locator(integers(NAMED_CLASSES))
     _task_lines(run, above, "white", cells=True)
     series = {
         "average accuracy on the learned tasks": (average_accuracy, BLUE),
@@ -59,13 +69,13 @@ def tasks(run: RunFiles, file: TaskFile) -> Figure:
     for label, (measure, colour) in series.items():
         values = np.array([measure(row, task) for row, task in zip(file.accuracy, file.learning, strict=True)])
         defined = np.isfinite(values)
-        _line(below, file.rounds[defined], values[defined], colour, label)
+        line(below, file.rounds[defined], values[defined], colour, label)
     if not below.lines:
-        _say(below, "undefined before the first round")
+        say(below, "undefined before the first round")
     below.set_ylim(0, 1.03)
     below.set_ylabel("test accuracy")
     _task_lines(run, below, GREY, cells=True)
-    _round_panel(below, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=3)  # beside it would move the colour bar away
+    round_panel(below, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=3)  # beside it would move the colour bar away
     below.sharex(above)
     below.set_xlabel("round")
     return figure
@@ -75,7 +85,7 @@ def curves(run: RunFiles) -> Figure:
     """Test accuracy with its best round and the targets, above forgetting (F of FedNTD Eq. 5, round forgetting)."""
     figure, (above, below) = _figure(run, "Accuracy and forgetting of the global model", 5.6, rows=2)
     rounds, accuracy = run.points("test_accuracy")
-    _line(above, rounds, accuracy, BLUE, "test accuracy")
+    line(above, rounds, accuracy, BLUE, "test accuracy")
     best = int(np.argmax(accuracy))
     label = f"best: {accuracy[best]:.3f}, round {rounds[best]:.0f}"
     above.plot(rounds[best], accuracy[best], "*", color=ORANGE, markersize=11, label=label, clip_on=False, zorder=3)
@@ -84,12 +94,12 @@ def curves(run: RunFiles) -> Figure:
         above.axhline(float(target), color=GREY, linewidth=0.8, linestyle="--", label=f"target {target}: {when}")
     above.set_ylim(0, 1.06 * max(accuracy.max(), *run.targets, 1e-3))
     above.set_ylabel("test accuracy")
-    _line(below, *run.points("round_forgetting"), BLUE, "round forgetting", faint=True)
-    _line(below, *run.points("local_round_forgetting"), GREEN, "local round forgetting,\nmean of clients", faint=True)
-    _line(below, *run.points("forgetting"), ORANGE, "forgetting F (BwT)")
+    line(below, *run.points("round_forgetting"), BLUE, "round forgetting", faint=True)
+    line(below, *run.points("local_round_forgetting"), GREEN, "local round forgetting,\nmean of clients", faint=True)
+    line(below, *run.points("forgetting"), ORANGE, "forgetting F (BwT)")
     below.set_ylabel("forgetting")
     if not below.lines:
-        _say(below, "undefined before the second evaluated round")
+        say(below, "undefined before the second evaluated round")
     _round_axis(run, above, below)
     return figure
 
@@ -98,8 +108,8 @@ def loss(run: RunFiles) -> Figure:
     """Training loss of the clients and test loss of the global model."""
     figure, (axes,) = _figure(run, "Loss", 3.6)
     series = [run.points("train_loss"), run.points("test_loss")]
-    _line(axes, *series[0], BLUE, "train loss,\nmean of clients")
-    _line(axes, *series[1], ORANGE, "test loss")
+    line(axes, *series[0], BLUE, "train loss,\nmean of clients")
+    line(axes, *series[1], ORANGE, "test loss")
     values = np.concatenate([v for _, v in series])
     if values.min() > 0 and values.max() > 50 * values.min():
         axes.set_yscale("log")
@@ -111,7 +121,7 @@ def loss(run: RunFiles) -> Figure:
 def data_distribution(run: RunFiles, counts: np.ndarray) -> Figure:
     """Training examples of every client per class: bubbles (FedNTD Fig. 3, FedKA Fig. 2a) or, for many, a heat map."""
     clients, classes = counts.shape
-    height = 1.6 + _map_height(classes)
+    height = 1.6 + map_height(classes)
     subject = "Training data of the clients" + (", all tasks together" if run.tasks is not None else "")
     figure, (sizes, axes) = _figure(run, subject, height, rows=2, ratio=(1, height - 1))
     edges = np.arange(clients + 1) - 0.5
@@ -124,10 +134,10 @@ def data_distribution(run: RunFiles, counts: np.ndarray) -> Figure:
         _count_map(figure, axes, counts)
     axes.set_xlim(-0.5, clients - 0.5)
     axes.set_xlabel("client")
-    axes.xaxis.set_major_locator(_integers(12))
+    axes.xaxis.set_major_locator(integers(12))
     sizes.sharex(axes)
     sizes.tick_params(labelbottom=False)
-    _class_axis(axes, run.classes)
+    class_axis(axes, run.classes)
     return figure
 
 
@@ -136,15 +146,15 @@ def local_round(run: RunFiles, history: History) -> Figure:
     rows, last = round_picture(history), history.local_rounds[-1]
     names = [f"global, round {last - 1}", *(f"client {k}" for k in history.sampled[-1]), f"global, round {last}"]
     subject = f"Class-wise test accuracy within round {last}: before, local models, after"
-    figure, (axes,) = _figure(run, subject, 1.9 + _map_height(len(names)))
-    image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap=_map(), vmin=0, vmax=1)
+    figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
+    image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1)
     for boundary in (0.5, len(rows) - 1.5):
         axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)
-    _colour_bar(figure, axes, image, "test accuracy of the class", rows)
+    colour_bar(figure, axes, image, "test accuracy of the class", rows)
     step = -(-len(names) // 30)  # name at most 30 rows, none of them beside the two global ones unless all fit
     shown = [0, *range(step, len(names) - step, step), len(names) - 1]
     axes.set_yticks(shown, [names[i] for i in shown], fontsize=8)
-    _class_axis(axes, run.classes, horizontal=True)
+    class_axis(axes, run.classes, horizontal=True)
     return figure
 
 
@@ -159,14 +169,6 @@ def round_picture(history: History) -> np.ndarray:
     return np.vstack([by_round.get(last - 1, absent), local, by_round.get(last, absent)])
 
 
-def cell_edges(rounds: np.ndarray) -> np.ndarray:
-    """[R + 1]: cell borders half way between evaluated rounds [R], so that a cell is centred on its round."""
-    if len(rounds) == 1:
-        return rounds[0] + np.array([-0.5, 0.5])
-    middle = (rounds[1:] + rounds[:-1]) / 2
-    return np.concatenate([[2 * rounds[0] - middle[0]], middle, [2 * rounds[-1] - middle[-1]]])
-
-
 def _figure(
     run: RunFiles, subject: str, height: float, rows: int = 1, ratio: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
@@ -176,36 +178,13 @@ def _figure(
     return figure, list(axes)
 
 
-def _map_height(rows: int) -> float:
-    """Inches for a map of so many rows: one line of text each, but no more than half a page."""
-    return float(np.clip(0.22 * rows, 1.0, 5.5))
-
-
 def _class_map(run: RunFiles, history: History, subject: str, values: np.ndarray, label: str, top: float) -> Figure:
     """`values` [R, C] as a figure of one heat map."""
-    figure, (axes,) = _figure(run, subject, 1.5 + _map_height(values.shape[1]))
-    _heat_map(figure, axes, np.array(history.rounds), values, label, top)
-    _class_axis(axes, run.classes)
+    figure, (axes,) = _figure(run, subject, 1.5 + map_height(values.shape[1]))
+    heat_map(figure, axes, np.array(history.rounds), values, label, top)
+    class_axis(axes, run.classes)
     _task_lines(run, axes, "white", cells=True)
     return figure
-
-
-def _heat_map(
-    figure: Figure, axes: Axes, rounds: np.ndarray, values: np.ndarray, label: str, top: float, first: int = 0
-) -> None:
-    """`values` [R, N] as a map with rows downwards, numbered from `first`, and true round numbers [R] to the right."""
-    image = axes.pcolormesh(
-        cell_edges(rounds),
-        np.arange(values.shape[1] + 1) + first - 0.5,
-        np.ma.masked_invalid(values.T),
-        cmap=_map(),
-        vmin=0,
-        vmax=top,
-    )
-    axes.invert_yaxis()
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(_integers(12))
-    _colour_bar(figure, axes, image, label, values)
 
 
 def _task_lines(run: RunFiles, axes: Axes, colour: str, cells: bool = False) -> None:
@@ -217,23 +196,10 @@ def _task_lines(run: RunFiles, axes: Axes, colour: str, cells: bool = False) -> 
         axes.axvline(border, color=colour, linewidth=0.8, linestyle=":", label="" if i else "a new task begins")
 
 
-def _map() -> Colormap:
-    from matplotlib import colormaps
-
-    return colormaps[MAP].with_extremes(bad=ABSENT)
-
-
-def _colour_bar(figure: Figure, axes: Axes, image: ScalarMappable, label: str, values: np.ndarray) -> None:
-    finite = np.isfinite(values)
-    clipped = image.norm.vmax is not None and bool((values[finite] > image.norm.vmax).any())
-    bar = figure.colorbar(image, ax=axes, extend="max" if clipped else "neither", pad=0.02)
-    bar.set_label(label if finite.all() else f"{label}\n(grey: undefined)", fontsize=9)
-
-
 def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
     """One disc per client and class, its area proportional to the number of examples."""
     clients, classes = counts.shape
-    cell = min(72 * 0.75 * WIDTH / clients, 72 * 0.9 * _map_height(classes) / classes)  # points
+    cell = min(72 * 0.75 * WIDTH / clients, 72 * 0.9 * map_height(classes) / classes)  # points
     scale = 1.2 * cell**2 / max(counts.max(), 1)
     client, label = counts.nonzero()
     axes.scatter(client, label, s=np.maximum(counts[client, label] * scale, 0.8), color=BLUE, alpha=0.75, linewidth=0)
@@ -268,19 +234,6 @@ def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]
     return np.append(starts, len(counts)), np.maximum.reduceat(counts, starts, axis=0)
 
 
-def _integers(most: int) -> MaxNLocator:
-    """Ticks at multiples of 1, 2 or 5 times a power of ten."""
-    return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
-
-
-def _line(axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False) -> None:
-    """A curve, with markers where the points are few; nothing when there are none."""
-    if rounds.size:
-        marker = "o" if rounds.size <= 40 else None
-        width = (1.0 if faint else 1.6) if rounds.size <= 300 else 0.7
-        axes.plot(rounds, values, color=colour, marker=marker, markersize=3.5, linewidth=width, label=label)
-
-
 def _round_axis(run: RunFiles, *panels: Axes) -> None:
     """The same round axis, from the first row of rounds.csv to the last, for all panels, and legends beside them."""
     rounds = run.columns["round"]
@@ -289,34 +242,5 @@ def _round_axis(run: RunFiles, *panels: Axes) -> None:
     for axes in panels:
         _task_lines(run, axes, GREY)
         axes.set_xlim(first - margin, last + margin)
-        _round_panel(axes, loc="upper left", bbox_to_anchor=(1.01, 1))
+        round_panel(axes, loc="upper left", bbox_to_anchor=(1.01, 1))
     panels[-1].set_xlabel("round")
-
-
-def _round_panel(axes: Axes, **legend: Any) -> None:
-    """Ticks and grid of curves against rounds; legend: where it is."""
-    axes.xaxis.set_major_locator(_integers(12))
-    axes.grid(color="0.92", linewidth=0.6)
-    axes.set_axisbelow(True)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(**legend, fontsize=8, borderaxespad=0, frameon=False)
-
-
-def _say(axes: Axes, why: str) -> None:
-    """Why there are no curves, in their place."""
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
-    axes.set_yticks([])
-
-
-def _class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
-    """Every class by name when there are few, else class indices at round numbers."""
-    axis = axes.xaxis if horizontal else axes.yaxis
-    axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
-    if len(classes) > NAMED_CLASSES:
-        axis.set_major_locator(_integers(10))
-        return
-    names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in classes]
-    axis.set_ticks(range(len(names)), names, fontsize=8)
-    if horizontal and max(map(len, names)) > 4:
-        for text in axis.get_ticklabels():
-            text.set(rotation=40, ha="right", rotation_mode="anchor")

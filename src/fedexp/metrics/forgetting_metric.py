@@ -21,6 +21,11 @@ class ForgettingMetric:
         """Whether local models must be evaluated, in every round."""
         return False
 
+    @property
+    def needs_neurons(self) -> bool:
+        """Whether the neurons of the models of the last round are to be compared (fedexp.neurons)."""
+        return False
+
     def round_values(self, history: History) -> dict[str, float]:
         """Columns of rounds.csv for the last recorded round."""
         raise NotImplementedError
@@ -155,6 +160,19 @@ class InOutLocal(ForgettingMetric):
         return {"in_local_accuracy": inside, "out_local_accuracy": outside}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Alignment(ForgettingMetric):
+    """`alignment` in summary.json: the share of neurons that prefer the same class before and after the local training
+    of the last round, and before and after that round (FedNTD Table 2; `fedexp.neurons`)."""
+
+    @property
+    def needs_neurons(self) -> bool:
+        return True
+
+    def round_values(self, history: History) -> dict[str, float]:
+        return {}
+
+
 def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """One dict; a key that comes twice must have the same value (nan equals nan)."""
     merged: dict[str, Any] = {}
@@ -175,6 +193,10 @@ class Composite(ForgettingMetric):
     @property
     def needs_local(self) -> bool:
         return any(metric.needs_local for metric in self.parts())
+
+    @property
+    def needs_neurons(self) -> bool:
+        return any(metric.needs_neurons for metric in self.parts())
 
     def round_values(self, history: History) -> dict[str, float]:
         return _merge(metric.round_values(history) for metric in self.parts())
@@ -198,7 +220,7 @@ class Metrics(Composite):
 
 @dataclass(frozen=True, kw_only=True)
 class All(Composite):
-    """Every metric of the group; evaluates local models."""
+    """Every metric of the group that class accuracies give; evaluates local models."""
 
     xi: float  # of ForgettingDegree
 

@@ -22,6 +22,7 @@ class CNN:
     reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
     vectorises: ClassVar[bool] = True  # the same in training as in evaluation
+    has_neurons: ClassVar[bool] = True  # hidden_activations
 
     channels: tuple[int, ...]  # output channels of each convolution
     kernel: int  # side of the convolution kernels, pixels

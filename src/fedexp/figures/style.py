@@ -1,0 +1,116 @@
+"""What all pictures share: colours, axes, heat maps. Colours are safe for colour-blind readers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+WIDTH = 8.0  # inches
+NAMED_CLASSES = 20  # up to here every class is named on its axis
+MAP = "viridis"  # perceptually uniform
+ABSENT = "0.85"  # grey: undefined
+# Okabe and Ito's palette
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.45"
+PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#A6761D")
+
+
+def cell_edges(rounds: np.ndarray) -> np.ndarray:
+    """[R + 1]: cell borders half way between evaluated rounds [R], so that a cell is centred on its round."""
+    if len(rounds) == 1:
+        return rounds[0] + np.array([-0.5, 0.5])
+    middle = (rounds[1:] + rounds[:-1]) / 2
+    return np.concatenate([[2 * rounds[0] - middle[0]], middle, [2 * rounds[-1] - middle[-1]]])
+
+
+def map_height(rows: int) -> float:
+    """Inches for a map of so many rows: one line of text each, but no more than half a page."""
+    return float(np.clip(0.22 * rows, 1.0, 5.5))
+
+
+def heat_map(
+    figure: Figure, axes: Axes, rounds: np.ndarray, values: np.ndarray, label: str, top: float, first: int = 0
+) -> None:
+    """`values` [R, N] as a map with rows downwards, numbered from `first`, and true round numbers [R] to the right."""
+    image = map_cells(axes, rounds, values, top, first)
+    axes.set_xlabel("round")
+    colour_bar(figure, axes, image, label, values)
+
+
+def map_cells(
+    axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0, ticks: int = 12
+) -> QuadMesh:
+    """The map alone, without axis label and colour bar."""
+    image = axes.pcolormesh(
+        cell_edges(rounds),
+        np.arange(values.shape[1] + 1) + first - 0.5,
+        np.ma.masked_invalid(values.T),
+        cmap=colour_map(),
+        vmin=0,
+        vmax=top,
+    )
+    axes.invert_yaxis()
+    axes.xaxis.set_major_locator(integers(ticks))
+    return image
+
+
+def colour_map() -> Colormap:
+    from matplotlib import colormaps
+
+    return colormaps[MAP].with_extremes(bad=ABSENT)
+
+
+def colour_bar(
+    figure: Figure, axes: Axes | Sequence[Axes], image: ScalarMappable, label: str, values: np.ndarray
+) -> None:
+    finite = np.isfinite(values)
+    clipped = image.norm.vmax is not None and bool((values[finite] > image.norm.vmax).any())
+    bar = figure.colorbar(image, ax=axes, extend="max" if clipped else "neither", pad=0.02)
+    bar.set_label(label if finite.all() else f"{label}\n(grey: undefined)", fontsize=9)
+
+
+def integers(most: int) -> MaxNLocator:
+    """Ticks at multiples of 1, 2 or 5 times a power of ten."""
+    return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+
+
+def line(axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False) -> None:
+    """A curve, with markers where the points are few; nothing when there are none."""
+    if rounds.size:
+        marker = "o" if rounds.size <= 40 else None
+        width = (1.0 if faint else 1.6) if rounds.size <= 300 else 0.7
+        axes.plot(rounds, values, color=colour, marker=marker, markersize=3.5, linewidth=width, label=label)
+
+
+def round_panel(axes: Axes, **legend: Any) -> None:
+    """Ticks and grid of curves against rounds; legend: where it is."""
+    axes.xaxis.set_major_locator(integers(12))
+    axes.grid(color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(**legend, fontsize=8, borderaxespad=0, frameon=False)
+
+
+def say(axes: Axes, why: str) -> None:
+    """Why there are no curves, in their place."""
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
+    axes.set_yticks([])
+
+
+def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
+    """Every class by name when there are few, else class indices at round numbers."""
+    axis = axes.xaxis if horizontal else axes.yaxis
+    axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
+    if len(classes) > NAMED_CLASSES:
+        axis.set_major_locator(integers(10))
+        return
+    names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in classes]
+    axis.set_ticks(range(len(names)), names, fontsize=8)
+    if horizontal and max(map(len, names)) > 4:
+        for text in axis.get_ticklabels():
+            text.set(rotation=40, ha="right", rotation_mode="anchor")

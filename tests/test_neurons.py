@@ -1,0 +1,103 @@
+"""Alignment of neurons (FedNTD Table 2) against numbers worked by hand, and in a run."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp import cli
+from fedexp.engine.network import FunctionalNetwork
+from fedexp.metrics.neurons import alignment, dead, preferences
+from fedexp.models.cnn import CNN
+from fedexp.neurons import class_means, local_models, measure
+
+# Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
+H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
+OTHER = np.array([[0.1, 2.0, 0.9, 0.0], [0.5, 3.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])  # 1, 1, 0, 0: two agree
+
+
+def test_preferences_by_hand():
+    assert preferences(H).tolist() == [1, 0, 2, 0]
+    assert dead(H) == 1
+    assert alignment(H, OTHER) == 0.5
+    assert alignment(H, H) == 1.0
+    absent = H.copy()
+    absent[1] = np.nan  # no test example of class 1: neuron 0 prefers the better of the others
+    assert preferences(absent).tolist() == [2, 0, 2, 0]
+    assert dead(absent) == 1
+
+
+class Table:
+    """A network whose activations are the rows of the parameter `h`, chosen by x: one layer of four neurons."""
+
+    def set_buffers(self, buffers):
+        self.buffers = buffers
+
+    def hidden_activations(self, params, x):
+        return (params["h"][x],)
+
+
+def bench(labels):
+    data = SimpleNamespace(y_test=torch.tensor(labels), num_classes=3)
+    net = Table()
+    return SimpleNamespace(
+        data=data, net=net, device=torch.device("cpu"), load_test=lambda index: (index, data.y_test[index])
+    )
+
+
+def model(rows):
+    return {"params": {"h": torch.tensor(rows, dtype=torch.float64)}, "buffers": {}}
+
+
+def test_means_over_the_examples_of_a_class():
+    """Classes 0, 0, 2: class 0 has the mean of two rows, class 1 no example."""
+    (means,) = class_means(bench([0, 0, 2]), model([[1.0, 0.0], [3.0, 5.0], [7.0, 2.0]]))
+    np.testing.assert_array_equal(means, [[2.0, 2.5], [np.nan, np.nan], [7.0, 2.0]])
+
+
+def test_a_round_by_hand():
+    """One example of each class, so that rows are class means. The local models agree in 2 and 4 of 4 neurons: 0.75 on
+    average, standard deviation 0.25; the new global model in 2."""
+    (row,) = measure(bench([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])
+    expected = {"layer": 1, "neurons": 4, "dead": 1, "local": 0.75, "local_std": 0.25, "aggregated": 0.5}
+    assert row == expected
+    (row,) = measure(bench([0, 1, 2]), model(H), model(H), [])
+    assert (row["local"], row["local_std"], row["aggregated"]) == (None, None, 1.0)
+
+
+def test_local_models_are_those_that_clients_send():
+    messages = {"params": {"w": torch.arange(6.0).view(2, 3)}, "more": torch.zeros(2)}
+    first, second = local_models(messages, {"b": torch.tensor([4, 5])}, 2)
+    assert second["params"]["w"].tolist() == [3, 4, 5]
+    assert first["buffers"]["b"] == 4
+    assert local_models({"change": torch.zeros(2)}, {}, 2) == []
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_hidden_activations_are_those_before_the_classifier(precision):
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    module = CNN(channels=(2,), kernel=3, padding=1, hidden=(6, 5)).build((1, 8, 8), 3).to(dtype)
+    net = FunctionalNetwork(module, precision)
+    params = {name: value + 0.01 for name, value in module.named_parameters()}  # not the module's own
+    x = torch.rand(4, 1, 8, 8, dtype=dtype)
+    first, last = net.hidden_activations(params, x)
+    assert (first.shape, last.shape) == ((4, 6), (4, 5))
+    torch.testing.assert_close(last.to(dtype), net(params, x).features, rtol=0, atol=0)
+
+
+def test_the_last_round_of_a_run_is_measured(tmp_path, monkeypatch, capsys):
+    """In summary.json, and only with the metric that asks for it; one client is the global model, so both agree."""
+    monkeypatch.chdir(tmp_path)
+    small = ["rounds=2", "local.epochs=1", "num_clients=4", "participation=0.25", "alpha=1", "tracker=none"]
+    small += ["figures=false", "hardware.engine=sequential", "hardware.threads=1", "model=cnn_3fc"]
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    assert cli.answer([*small, "forgetting_metric=alignment", "hydra.run.dir=run"], cli.nullcontext()) == 0
+    layers = json.loads((tmp_path / "run" / "summary.json").read_text())["alignment"]
+    assert [(row["layer"], row["neurons"]) for row in layers] == [(1, 512), (2, 128)]
+    for row in layers:
+        assert 0 < row["aggregated"] < 1
+        assert (row["local"], row["local_std"]) == (row["aggregated"], 0)
+    assert cli.answer(["model=resnet10", "forgetting_metric=alignment", "tracker=none"], cli.nullcontext()) == 2
+    assert "has no fully connected hidden layers" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""REPRODUCTION.md and the committed tables are what the committed runs and notes give.
+
+`python tests/test_reproduction.py --write` makes the tables of docs/reproduction/runs.yaml and REPRODUCTION.md anew.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedexp.aggregate import mark, write_tables
+from fedexp.explain import list_options
+from fedexp.reproduction import document, facts, main, read_table
+from fedexp.sweep import load_sweep
+from world import CONF
+
+ROOT = Path(__file__).parents[1]
+NOTES = ROOT / "docs" / "reproduction"
+COMMITTED = yaml.safe_load((NOTES / "runs.yaml").read_text(encoding="utf-8"))
+
+
+def run_directory(folder: Path, run: dict) -> None:
+    """A run directory with all that the tables read, from a committed rounds.csv."""
+    (folder / ".hydra").mkdir(parents=True)
+    rounds = pd.read_csv(NOTES / run["rounds"])
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump([*run["overrides"], "seed=0"]))
+    last, given = rounds.iloc[-1], dict(text.split("=") for text in run["overrides"])
+    dataset, _, partition = given["experiment"].removeprefix("fedntd/").partition("_")
+    summary = {
+        "status": "completed",
+        "algorithm": given["algorithm"],
+        "dataset": dataset,
+        "partition": "sharding" if partition.startswith("s") else "lda",
+        "seed": 0,
+        "accuracy": last["test_accuracy"],
+        "best_accuracy": rounds["test_accuracy"][1:].max(),
+        "forgetting": last["forgetting"],
+        "rounds": int(last["round"]),
+        "commit": run["commit"],
+        "hardware": run["hardware"],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def tables(sweep: str, folder: Path) -> list[Path]:
+    for i, run in enumerate(COMMITTED[sweep]):
+        run_directory(folder / f"run{i}", run)
+    mark(folder, sweep)
+    return write_tables(folder)
+
+
+@pytest.mark.parametrize("sweep", COMMITTED)
+def test_committed_tables_are_what_the_committed_runs_give(sweep, tmp_path):
+    for path in tables(sweep, tmp_path / "sweep"):
+        assert path.read_text() == (ROOT / "multirun" / sweep / path.name).read_text(), path.name
+
+
+def test_the_committed_report_is_current(capsys):
+    assert main(["--root", str(ROOT), "--check"]) == 0, capsys.readouterr().out
+
+
+def test_all_sweeps_and_notes_are_in_it():
+    text = document(ROOT)
+    for name in list_options("sweep", [CONF]):
+        assert f"| `{name}` |" in text
+    for note in NOTES.glob("*.md"):
+        body = note.read_text(encoding="utf-8").strip().partition("\n")[2].strip()
+        assert body in text, note.name
+
+
+def test_a_row_of_the_overview(tmp_path):
+    """Six full cells (12 values) of Table 1's 196, one seed each; one reduced run beside them."""
+    tables("fedntd_table1", tmp_path)
+    run_directory(
+        tmp_path / "short",
+        {
+            "rounds": "mnist_s2_fedavg_rounds.csv",
+            "overrides": ["experiment=fedntd/cifar10_s5", "algorithm=moon", "rounds=5"],
+            "commit": "abcdef0123",
+            "hardware": {"name": "H200", "device": "cuda", "precision": "fp32"},
+        },
+    )
+    write_tables(tmp_path)
+    sweep = load_sweep("fedntd_table1", [CONF])
+    table = read_table(tmp_path / "table.csv")
+    values, full, reduced, seeds, verdicts, commits, hardware = facts(sweep, table)
+    assert (values, full, reduced, seeds) == ("196", "12", "2: `rounds=5`", "1 a value (seed 0)")
+    assert sum(int(part.split()[0]) for part in verdicts.split(", ")) == 12
+    assert commits == "5327ed0, abcdef0, c8a98a6, cc7c469"
+    assert hardware == "AMD EPYC (cpu, fp32), H200 (cuda, fp32), Intel Xeon (cpu, bf16)"
+    assert facts(sweep, None)[:2] == ["196", "not run"]
+
+
+def test_it_is_written_and_checked(tmp_path, capsys):
+    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
+    assert main(["--root", str(tmp_path), "--check"]) == 1
+    (tmp_path / "docs" / "reproduction" / "fedntd_table8.md").write_text("## My heading\n\nWhat I saw.\n")
+    (tmp_path / "docs" / "reproduction" / "more.md").write_text("## More\n")
+    assert main(["--root", str(tmp_path)]) == 0
+    text = (tmp_path / "REPRODUCTION.md").read_text()
+    assert "| `fedntd_table8` | 50 | not run |" in text
+    assert text.index("## My heading") < text.index("`sweep=fedntd_table8`: not run.") < text.index("What I saw.")
+    assert text.rstrip().endswith("## More")
+    assert main(["--root", str(tmp_path), "--check"]) == 0
+    capsys.readouterr()
+    assert main(["--root", str(tmp_path / "docs")]) == 2
+    assert "--root names a checkout" in capsys.readouterr().err
+
+
+def write() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for sweep in COMMITTED:
+            (ROOT / "multirun" / sweep).mkdir(exist_ok=True)
+            for path in tables(sweep, Path(folder, sweep)):
+                shutil.copy(path, ROOT / "multirun" / sweep / path.name)
+    main(["--root", str(ROOT)])
+
+
+if __name__ == "__main__" and "--write" in sys.argv:
+    write()
