@@ -25,6 +25,7 @@ def clean_home(tmp_path_factory, monkeypatch):
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib")))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("NETRC", str(home / "netrc"))
     yield
@@ -100,4 +101,6 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 def without_clock(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if not key.startswith(CLOCK)}
+    """Nor the random name that W&B gives to the artifact of each table."""
+    kept = {key: value for key, value in row.items() if not key.startswith(CLOCK) and "artifact_path" not in key}
+    return {key: without_clock(value) if isinstance(value, dict) else value for key, value in kept.items()}

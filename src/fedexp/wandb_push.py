@@ -23,7 +23,7 @@ from fedexp.trackers.base import RunInfo
 from fedexp.trackers.wandb_tracker import MODES, Wandb, WandbTracker
 
 TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
-UPLOAD_SECONDS = 3600.0  # a push has nothing else to do than to wait for it
+UPLOAD_SECONDS = 600.0  # a push has nothing else to do than to wait for it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
