@@ -1,9 +1,9 @@
 """W&B runs are read back with wandb's own client (`wandb leet inspect`); no test needs a network."""
 
+import io
 import json
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,64 +18,33 @@ import wandb
 from omegaconf import OmegaConf
 
 from fedexp.errors import ConfigError
+from fedexp.metrics.forgetting_metric import All
+from fedexp.metrics.history import History
+from fedexp.metrics.tasks import TASK_COLUMNS
+from fedexp.record import TAIL as RECORD_TAIL
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker, display_path
+from fedexp.trackers.wandb_names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
 from fedexp.trackers.wandb_service import bounded, logged_in, set_environment
 from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
+from wandb_runs import CONF, clean_home, make_config, make_info, read_run, run_folders  # noqa: F401 (a fixture)
 
-CONF = Path(__file__).parents[1] / "conf" / "tracker"
-CLASSES = ("cat", "dog", "bird")
+HISTORY = History(np.ones((4, 3), dtype=np.int64), rounds=[0], class_accuracy=[np.ones(3)])
 TABLE = pd.DataFrame({"round": [0, 0, 1], "class": ["cat", "dog", "cat"], "accuracy": [0.1, 0.2, np.nan]})
 
 
 @pytest.fixture(autouse=True)
-def clean_home(tmp_path, monkeypatch):
-    """No key, no settings of the user, an empty home and working directory that must stay empty."""
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    places = {"HOME": tmp_path / "home", "NETRC": tmp_path / "home" / "netrc"}
-    for name in ("home", "cwd"):
-        (tmp_path / name).mkdir()
-    for name, path in places.items():
-        monkeypatch.setenv(name, str(path))
+def empty_cwd(tmp_path, monkeypatch):
+    """A working directory that must stay empty."""
+    (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     yield
-    assert not {"WANDB_SILENT", "WANDB_DATA_DIR", "WANDB_RUN_ID", "WANDB_SERVICE", "WANDB__SERVICE"} & os.environ.keys()
     assert not list((tmp_path / "cwd").iterdir())
-    assert not [p for p in (tmp_path / "home").rglob("*") if p.is_file() and p.name != "netrc"]
-    assert not children("wandb-core")
-
-
-def children(name: str) -> list[str]:
-    """Command lines of this process's living children that contain `name`."""
-    listing = subprocess.run(["ps", "-o", "stat=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return [line for line in listing.stdout.splitlines() if name in line and not line.startswith("Z")]
-
-
-def make_config(**changes) -> Wandb:
-    values = OmegaConf.to_container(OmegaConf.load(CONF / "wandb.yaml"))
-    values.pop("_target_")
-    return Wandb(**values | {"tags": (), "init_timeout": 20.0, "finish_timeout": 20.0} | changes)
-
-
-def make_info(directory: Path, **changes) -> RunInfo:
-    info = RunInfo(
-        directory=directory,
-        config={"algorithm": {"name": "fedntd", "tau": 1.0}, "alpha": 0.1, "targets": [0.5], "resume": None},
-        name="digits_fedntd",
-        group="sweep",
-        job_type="fedntd",
-        tags=("digits", "lda"),
-        total_rounds=3,
-        first_round=0,
-        classes=CLASSES,
-        wandb_id=None,
-    )
-    return replace(info, **changes)
 
 
 def make_record(number: int) -> RoundRecord:
     accuracy = np.array([0.1 * number, 0.5, np.nan]) if number != 2 else None
-    return RoundRecord(number, {"test_accuracy": 0.2 * number, "forgetting": number / 4 if number else None}, accuracy)
+    values = {"test_accuracy": 0.2 * number, "test_loss": [2.0, 0.5, 0.75, 1.0, 1.0][number]}
+    return RoundRecord(number, values | {"forgetting": number / 4 if number else None}, accuracy, HISTORY)
 
 
 def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
@@ -88,29 +57,6 @@ def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
     Image.new("RGB", (20, 10), "red").save(picture)
     summary = {"status": "completed", "accuracy": 0.6, "rounds_to_target": {"0.5": 3, "0.9": None}, "commit": None}
     tracker.finish(summary, [picture], {"class_accuracy": TABLE})
-
-
-def inspect(folder: Path, *options: str) -> str:
-    """What wandb's client says about a run folder."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *options, str(folder)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-    if "No such command" in answer.stderr or "No such option" in answer.stderr:
-        pytest.skip(f"wandb {wandb.__version__} has no `wandb leet inspect --json`")
-    assert answer.returncode == 0, answer.stderr
-    for left in (Path(os.environ["HOME"]) / name for name in (".cache", ".config", ".local")):
-        shutil.rmtree(left, ignore_errors=True)  # the client's own, not the tracker's
-    return answer.stdout
-
-
-def read_run(folder: Path) -> tuple[dict, list[dict], list[dict]]:
-    """Summary of the run, its history rows with nested keys joined by dots, and all records."""
-    records = [json.loads(line) for line in inspect(folder).splitlines()]
-    history = [r["history"]["item"] for r in records if r["type"] == "history"]
-    return json.loads(inspect(folder, "--summary")), history, records
-
-
-def run_folders(directory: Path) -> list[Path]:
-    return sorted((directory / "wandb").glob("*run-*"))
 
 
 def warnings(caplog) -> list[str]:
@@ -130,20 +76,25 @@ def test_offline_run_reads_back(tmp_path, caplog, capfd):
     record = next(r["run"] for r in records if r["type"] == "run")
     assert (record["run_group"], record["job_type"]) == ("sweep", "fedntd")
 
-    metrics = [r["metric"] for r in records if r["type"] == "metric"]
-    assert any(m.get("glob_name") == "*" and m["step_metric"] == "round" for m in metrics)
+    metrics = {m.get("glob_name", m.get("name")): m for m in (r["metric"] for r in records if r["type"] == "metric")}
+    assert set(metrics) == {"round", *SUMMARIES}
+    assert all(metrics[name]["step_metric"] == "round" for name in SUMMARIES)
     rounds = history[:4]
     assert [row["round"] for row in rounds] == [row["_step"] for row in rounds] == [0, 1, 2, 3]
-    assert [row["test_accuracy"] for row in rounds] == pytest.approx([0, 0.2, 0.4, 0.6])
-    assert "forgetting" not in rounds[0]  # undefined stays empty
-    assert rounds[3]["forgetting"] == pytest.approx(0.75)
-    assert rounds[3]["class_accuracy/cat"] == pytest.approx(0.3)
-    assert not any("class_accuracy/bird" in row for row in rounds)  # nan: a class without examples
-    assert not any("class_accuracy/cat" in row for row in rounds if row["round"] == 2)  # not evaluated
+    assert [row["test/accuracy"] for row in rounds] == [0.2 * number for number in range(4)]
+    assert "forgetting/F" not in rounds[0]  # undefined stays empty
+    assert rounds[3]["forgetting/F"] == 0.75
+    assert rounds[3]["class/cat"] == 0.1 * 3
+    assert not any("class/bird" in row for row in rounds)  # nan: a class without examples
+    assert not any("class/cat" in row for row in rounds if row["round"] == 2)  # not evaluated
     assert all(row["round"] == 3 for row in history[4:] if "round" in row)
 
     assert run["summary"]["accuracy"] == 0.6
-    assert run["summary"]["rounds_to_target"] == {"0.5": 3, "0.9": None}
+    assert run["summary"]["rounds_to_50pct"] == 3
+    assert "rounds_to_90pct" not in run["summary"]  # never
+    assert run["summary"]["test/accuracy"] == {"max": 0.2 * 3, "last": 0.2 * 3}  # the best of each
+    assert run["summary"]["test/loss"] == {"min": 0.5, "last": 1.0}
+    assert run["summary"]["forgetting/F"] == {"mean": 0.5, "last": 0.75}
     image, table = run["summary"]["figures/curves"], run["summary"]["tables/class_accuracy"]
     assert (image["width"], image["height"]) == (20, 10)
     assert (folder / "files" / image["path"]).read_bytes() == (tmp_path / "curves.png").read_bytes()
@@ -265,28 +216,30 @@ def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monke
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("mode", ["auto", "online"])
-def test_no_key_no_question(tmp_path, mode):
-    """In a process of its own with a terminal for wandb to ask in: it does not."""
+def test_no_key_no_question(tmp_path):
+    """In a process of its own with a terminal for wandb to ask in: it does not; only `online` is worth a warning."""
     pty = pytest.importorskip("pty")
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import logging; logging.basicConfig(format='%(message)s')\n"
-        "from pathlib import Path; from test_trackers import *\n"
-        "t = make_config(mode=sys.argv[3]).create(); t.start(make_info(Path(sys.argv[2])))\n"
-        "t.log_round(make_record(1)); t.finish({}, [], {}); print('end')"
+        "from pathlib import Path; from wandb_runs import *\n"
+        "for mode in ('auto', 'online'):\n"
+        "    t = make_config(mode=mode).create(); t.start(make_info(Path(sys.argv[2]) / mode))\n"
+        "    t.finish({}, [], {}); print('end of', mode)"
     )
     master, slave = pty.openpty()
-    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "run"), mode]
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "run")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, close_fds=True, env=environment)
     os.close(slave)
-    assert process.wait(timeout=30) == 0
-    output = os.read(master, 100_000).decode().split("\r\n")
+    assert process.wait(timeout=100) == 0
+    first, *others, last = [line for line in os.read(master, 100_000).decode().split("\r\n") if line]
     os.close(master)
-    warning = [line for line in output[:-1] if line != "end"]
-    assert len(warning) == (1 if mode == "online" else 0), output
-    (folder,) = run_folders(tmp_path / "run")
-    assert folder.name.startswith("offline-run-")
+    assert (first, last) == ("end of auto", "end of online")
+    (warning,) = others
+    assert "W&B has no key" in warning
+    for mode in ("auto", "online"):
+        (folder,) = run_folders(tmp_path / "run" / mode)
+        assert folder.name.startswith("offline-run-")
 
 
 def test_wandb_mode_of_the_environment_is_respected(tmp_path, monkeypatch, caplog):
@@ -305,18 +258,58 @@ def test_wandb_mode_of_the_environment_is_respected(tmp_path, monkeypatch, caplo
 def test_images_every_n_rounds(tmp_path, monkeypatch):
     from PIL import Image
 
-    def draw(directory: Path) -> list[Path]:
-        Image.new("RGB", (8, 8)).save(directory / "map.png")
-        return [directory / "map.png"]
-
-    monkeypatch.setattr("fedexp.figures.make_figures", draw)
-    tracker = make_config(mode="offline", log_images_every=3).create()
-    tracker.start(make_info(tmp_path))
-    for number in range(1, 5):
-        tracker.log_round(make_record(number))
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, format="png")
+    monkeypatch.setattr("fedexp.figures.interim_pictures", lambda directory, history: {"map": picture.getvalue()})
+    tracker = make_config(mode="offline", log_images_every=2).create()
+    tracker.start(make_info(tmp_path, total_rounds=6))
+    for number in (0, 1, 3, 4, 6):
+        tracker.log_round(replace(make_record(min(number, 4)), round=number))
     tracker.finish({}, [], {})
     _, history, _ = read_run(run_folders(tmp_path)[0])
-    assert [row["round"] for row in history if any(key.startswith("figures/map") for key in row)] == [3]
+    assert [row["round"] for row in history if any(key.startswith("figures/map") for key in row)] == [4]  # not the last
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "interval"), [(0, 200, None), (7, 200, 7), (0.1, 200, 20), (0.1, 30, 10), (0.25, 3000, 750)]
+)
+def test_interval_of_images(every, rounds, interval):
+    assert make_config(log_images_every=every).image_interval(rounds) == interval
+
+
+def test_names_are_in_sections():
+    """Every column that a run can have is in one of the six sections, and no two share a name."""
+    columns = {*RECORD_TAIL, *TASK_COLUMNS, *metric_columns(), "test_accuracy", "test_loss", "train_loss", "lr", "task"}
+    names = [metric_name(column) for column in columns]
+    assert len(set(names)) == len(names)
+    assert {name.partition("/")[0] for name in names} == {"test", "forgetting", "local", "time", "comm"}
+    assert all(name.count("/") == 1 for name in names)
+    assert columns >= NAMES.keys()
+    assert metric_name("round_forgetting") == "forgetting/round"
+    assert metric_name("evaluation_seconds") == "time/evaluation"
+    assert metric_name("worst_class_forgetting") == "forgetting/worst_class"  # a user's own
+    assert class_metric("001.ak/47") == "class/001_ak_47"
+
+
+def metric_columns() -> set[str]:
+    history = History(np.ones((4, 3), dtype=np.int64))
+    for number in range(3):
+        history.add(number, np.array([0.1, 0.5, 0.2]))
+        if number:
+            history.add_local(number, np.array([0, 2]), np.full((2, 3), 0.4))
+    return set(All(xi=0.01).round_values(history))
+
+
+def test_targets_in_the_summary():
+    summary = {"accuracy": 0.5, "rounds_to_target": {"0.5": 7, "0.375": 3, "0.9*best": 12, "1.0*best": None}}
+    flat = {
+        "rounds_to_50pct": 7,
+        "rounds_to_37_5pct": 3,
+        "rounds_to_90pct_of_best": 12,
+        "rounds_to_100pct_of_best": None,
+    }
+    assert flat_summary(summary) == {"accuracy": 0.5} | flat
+    assert flat_summary({}) == {}
 
 
 def test_logged_in_reads_netrc(monkeypatch, tmp_path):
@@ -361,6 +354,7 @@ def test_environment_keeps_the_users_places(tmp_path, monkeypatch):
         ({"mode": "onlin"}, r"tracker.mode=onlin: .*nearest: 'online'"),
         ({"project": ""}, "tracker.project"),
         ({"log_images_every": -1}, "tracker.log_images_every=-1"),
+        ({"log_images_every": 2.5}, "tracker.log_images_every=2.5"),
         ({"init_timeout": 0.0}, "tracker.init_timeout"),
         ({"finish_timeout": 0.0}, "tracker.finish_timeout"),
     ],

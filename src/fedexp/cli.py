@@ -142,6 +142,7 @@ def fails(sweep: Path, before: Mapping[Path, Any]) -> bool:
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
     """At the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
     from fedexp.aggregate import mark, write_report
+    from fedexp.wandb_push import config_of_sweep, is_tracked, push_tables
 
     if name is not None:
         mark(directory, name)
@@ -149,6 +150,8 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     if paths:
         print((directory / "table.md").read_text(encoding="utf-8"))
         print("\n".join(f"  {shorten(path)}" for path in paths))
+        if is_tracked(config := config_of_sweep(directory)):
+            push_tables(directory, config, {})
 
 
 def show_preview(lists: list[list[str]], extra: list[Path]) -> int:

@@ -14,6 +14,8 @@ FREE = (
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
 )
 
+PARTITION_NUMBERS = ("alpha", "shards_per_client")
+
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     """Nested dicts as one dict with dotted keys."""
@@ -35,6 +37,20 @@ def content_hash(container: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits: equal for configurations that have the same result."""
     text = json.dumps(essential(container), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def setting(container: Mapping[str, Any]) -> str:
+    """<algorithm>_<dataset>_<partition>, with the partition's one number: short, and the same for all seeds.
+    container: with `choices`, the option of each group."""
+    choices = container["choices"]
+    number = next((f"{container[key]}" for key in PARTITION_NUMBERS if container.get(key) is not None), "")
+    return f"{choices['algorithm']}_{choices['dataset']}_{choices['partition']}{number}"
+
+
+def group_name(container: Mapping[str, Any]) -> str:
+    """Of a run and its repetitions with other seeds: setting, and hash of what decides the result but seeds."""
+    unseeded = {key: value for key, value in container.items() if key not in ("seed", "seeds")}
+    return f"{setting(container)}_{content_hash(unseeded)}"
 
 
 def run_name(root: DictConfig) -> str:

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 from omegaconf import DictConfig
 
@@ -29,6 +28,7 @@ from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
 from fedexp.prepare import Prepared, prepare
 from fedexp.record import Recorder
+from fedexp.replay import final_tables
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_table
@@ -153,7 +153,7 @@ def conduct(
     trackers: list[Tracker] = [Progress(), tracker]
     recorder = Recorder(job.directory, experiment, trackers, None if saved is None else saved.state["lengths"])
     try:
-        info = run_info(job, built, container, experiment, state)
+        info = run_info(job, container, experiment, state)
         for watching in trackers:
             watching.start(info)
         state.wandb_id = tracker.run_id
@@ -163,10 +163,8 @@ def conduct(
         )
         summary["peak_memory"] = peak_memory(hardware.device)
         pictures = write_results(job.directory, state, summary, built.settings.figures)
-        paths = (job.directory / name for name in (files.CLASSES, files.TASKS))
-        tables = {path.stem: pd.read_csv(path) for path in paths if path.exists()}
         for watching in trackers:
-            watching.finish(summary, pictures, tables)
+            watching.finish(summary, pictures, final_tables(job.directory))
         result_table(summary, result_files(job.directory, pictures))
         return summary
     except BaseException:
@@ -264,16 +262,11 @@ def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment)
         log.info("partition %s: %s", partition.hash[:12], partition.info)
 
 
-def run_info(job: Job, built: Built, container: dict[str, Any], experiment: Experiment, state: State) -> RunInfo:
-    choices = job.choices
-    label = "_".join([choices["dataset"], choices["algorithm"], choices["partition"], f"seed{built.settings.seed}"])
-    return RunInfo(
-        directory=job.directory,
-        config=container,
-        name=label,
-        group=job.sweep,
-        job_type=choices["algorithm"],
-        tags=(choices["dataset"], choices["partition"], choices["algorithm"], choices["model"]),
+def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state: State) -> RunInfo:
+    return RunInfo.of(
+        job.directory,
+        container,
+        job.sweep,
         total_rounds=experiment.rounds,
         first_round=state.round,
         classes=experiment.bench.data.classes,
@@ -291,6 +284,7 @@ def identity(job: Job, built: Built) -> dict[str, Any]:
         "model": job.choices["model"],
         "seed": built.settings.seed,
         "seeds": vars(built.seeds),
+        "sweep": job.sweep,
     }
 
 

@@ -163,7 +163,7 @@ class Recorder:
         for name in TAIL:
             row[name] = values.get(name)
         self.files.append(files.ROUNDS, [row])
-        record = RoundRecord(number, {k: plain(v) for k, v in row.items() if k != "round"}, per_class)
+        record = RoundRecord(number, {k: plain(v) for k, v in row.items() if k != "round"}, per_class, state.history)
         for tracker in self.trackers:
             tracker.log_round(record)
 

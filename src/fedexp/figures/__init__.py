@@ -5,8 +5,10 @@
 matplotlib is used through its object interface (no pyplot, no global state), so any thread or job may draw.
 """
 
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,10 @@ from fedexp.figures.load import RunFiles, load_run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fedexp.metrics.history import History
+
 DPI = 130
+INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")
 
 
 def make_figures(run_dir: Path) -> list[Path]:
@@ -27,34 +32,50 @@ def make_figures(run_dir: Path) -> list[Path]:
     """
     folder = run_dir / "figures"
     paths = []
-    for name, figure in _figures(load_run(run_dir)):
+    for name, draw in _figures(load_run(run_dir)):
         folder.mkdir(exist_ok=True)
         paths.append(folder / f"{name}.png")
-        save(figure, paths[-1])
+        save(draw(), paths[-1])
     return paths
 
 
-def _figures(run: RunFiles) -> "Iterator[tuple[str, Figure]]":
-    """The pictures that this run has data for, one at a time."""
+def interim_pictures(run_dir: Path, history: "History") -> dict[str, bytes]:
+    """Heat maps of the class accuracies up to the last round of `history` and, where local models were evaluated in it,
+    its round picture: name -> png. Nothing is written; the run may go on or be long over."""
+    return {name: _png(draw()) for name, draw in _figures(load_run(run_dir, history)) if name in INTERIM}
+
+
+def _figures(run: RunFiles) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+    """The pictures that this run has data for, each to be drawn by a call."""
     from fedexp.figures import draw
 
     if run.history:
-        yield "class_accuracy", draw.class_accuracy(run, run.history)
-        yield "class_accuracy_normalised", draw.class_accuracy_normalised(run, run.history)
+        yield "class_accuracy", partial(draw.class_accuracy, run, run.history)
+        yield "class_accuracy_normalised", partial(draw.class_accuracy_normalised, run, run.history)
     if run.tasks is not None:
-        yield "tasks", draw.tasks(run, run.tasks)
+        yield "tasks", partial(draw.tasks, run, run.tasks)
     if run.has("test_accuracy"):
-        yield "curves", draw.curves(run)
+        yield "curves", partial(draw.curves, run)
     if run.has("train_loss") or run.has("test_loss"):
-        yield "loss", draw.loss(run)
+        yield "loss", partial(draw.loss, run)
     if run.counts is not None:
-        yield "data_distribution", draw.data_distribution(run, run.counts)
+        yield "data_distribution", partial(draw.data_distribution, run, run.counts)
     if run.history and run.history.local_rounds:
-        yield "local_round", draw.local_round(run, run.history)
+        yield "local_round", partial(draw.local_round, run, run.history)
 
 
 def save(figure: "Figure", path: Path) -> None:
     """Write to a temporary file and rename it: a reader never sees half a picture."""
-    with files.temporary_of(path) as partial:
-        figure.savefig(partial, format="png", dpi=DPI, facecolor="white")
-        os.replace(partial, path)
+    with files.temporary_of(path) as temporary:
+        _write(figure, temporary)
+        os.replace(temporary, path)
+
+
+def _png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    _write(figure, buffer)
+    return buffer.getvalue()
+
+
+def _write(figure: "Figure", file: Path | io.BytesIO) -> None:
+    figure.savefig(file, format="png", dpi=DPI, facecolor="white")

@@ -23,6 +23,11 @@ class TaskFile:
     learning: np.ndarray  # int [E]: the task being learned, from 1; 0 before the first round
     accuracy: np.ndarray  # float [E, T], nan where undefined
 
+    def upto(self, round: int) -> "TaskFile":
+        """As it was after a round."""
+        size = int(np.searchsorted(self.rounds, round, side="right"))
+        return TaskFile(self.rounds[:size], self.learning[:size], self.accuracy[:size])
+
     @property
     def ends(self) -> np.ndarray:
         """Indices of the last rounds of tasks that another one follows; these are always evaluated."""
@@ -53,22 +58,34 @@ class RunFiles:
         return rounds, values[finite]
 
 
-def load_run(run_dir: Path) -> RunFiles:
-    """Read a run directory. Raises ConfigError naming a damaged file."""
-    config, summary = _read_yaml(run_dir / "config.yaml"), _read_json(run_dir / "summary.json")
-    choices = _read_yaml(run_dir / ".hydra" / "hydra.yaml").get("hydra", {}).get("runtime", {}).get("choices", {})
+def load_run(run_dir: Path, history: History | None = None) -> RunFiles:
+    """Read a run directory. Raises ConfigError naming a damaged file.
+
+    history: class accuracies up to a round, in the place of those in the files: the run as it was after that round.
+    """
+    config, columns, tasks = (
+        _read_yaml(run_dir / "config.yaml"),
+        read_columns(run_dir / "rounds.csv"),
+        read_tasks(run_dir / "tasks.csv"),
+    )
     partition = run_dir / "partition.npz"
     arrays = load_npz(partition) if partition.exists() else {}
-    drawable = arrays and (run_dir / "class_accuracy.csv").exists()
-    history = load_history(run_dir) if drawable else None
+    if history is not None:
+        summary, last = {}, history.rounds[-1]  # not over yet
+        columns = {name: values[columns["round"] <= last] for name, values in columns.items()}
+        tasks = tasks and tasks.upto(last)
+    else:
+        summary = _read_json(run_dir / "summary.json")
+        drawable = arrays and (run_dir / "class_accuracy.csv").exists()
+        history = load_history(run_dir) if drawable else None
     return RunFiles(
-        title=describe(config, summary, choices),
-        columns=read_columns(run_dir / "rounds.csv"),
+        title=describe(config, summary, config.get("choices") or {}),
+        columns=columns,
         targets=tuple(map(float, config.get("targets") or ())),
         counts=_counts(run_dir, arrays),
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
         history=history if history and history.rounds else None,
-        tasks=read_tasks(run_dir / "tasks.csv"),
+        tasks=tasks,
     )
 
 
@@ -110,7 +127,7 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
 def describe(config: dict[str, Any], summary: dict[str, Any], choices: dict[str, Any]) -> str:
     """One line for titles: algorithm, data set, partition, clients, seed, and the status if it is not `completed`.
 
-    Names come from the configuration (`name` of the group), else Hydra's choices, else the summary.
+    Names come from the configuration (`name` of the group), else the choices that it notes, else the summary.
     """
 
     def name(group: str) -> str | None:

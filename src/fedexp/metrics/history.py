@@ -2,7 +2,8 @@
 
 import csv
 import itertools
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,18 @@ class History:
         self.local_rounds.append(round)
         self.sampled.append(np.asarray(sampled, dtype=np.int64))
         self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+
+    def upto(self, round: int) -> "History":
+        """As it was after a round."""
+        evaluated, local = bisect_right(self.rounds, round), bisect_right(self.local_rounds, round)
+        return replace(
+            self,
+            rounds=self.rounds[:evaluated],
+            class_accuracy=self.class_accuracy[:evaluated],
+            local_rounds=self.local_rounds[:local],
+            sampled=self.sampled[:local],
+            local_class_accuracy=self.local_class_accuracy[:local],
+        )
 
     @property
     def matrix(self) -> np.ndarray:

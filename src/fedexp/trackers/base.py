@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedexp.identity import group_name, setting
+
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedexp.metrics.history import History
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class RunInfo:
     directory: Path
     config: dict[str, Any]  # resolved, plain containers
     name: str
-    group: str | None  # the sweep that the run belongs to
+    group: str  # the same for all seeds
     job_type: str
     tags: tuple[str, ...]
     total_rounds: int
@@ -30,6 +34,21 @@ class RunInfo:
     classes: tuple[str, ...]  # names, in the order of RoundRecord.class_accuracy
     wandb_id: str | None  # of the run that is resumed
     best_accuracy: float | None = None  # before first_round, of the run that is resumed
+
+    @classmethod
+    def of(cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any) -> "RunInfo":
+        """With the labels that follow from the configuration (with `choices`). sweep: that the run belongs to."""
+        choices = config["choices"]
+        tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
+        return cls(
+            directory=directory,
+            config=config,
+            name=f"{setting(config)}_seed{config['seed']}",
+            group=group_name(config),
+            job_type=choices["algorithm"],
+            tags=(*tags, *([sweep] if sweep else [])),
+            **known,
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,7 @@ class RoundRecord:
     round: int
     values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
     class_accuracy: np.ndarray | None  # [C], nan for a class without test examples; None: not evaluated
+    history: "History | None" = None  # all class accuracies up to this round; to be read at once, since it goes on
 
 
 class Tracker:

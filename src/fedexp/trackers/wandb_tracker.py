@@ -5,6 +5,7 @@ once and keeps quiet. What W&B writes stays under `<run directory>/wandb`.
 """
 
 import contextlib
+import io
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.errors import require, require_choice
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
+from fedexp.trackers.wandb_names import class_metric, define_metrics, flat_summary, metric_name
 from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ log = logging.getLogger("fedexp")
 MODES = ("auto", "online", "offline", "disabled")
 LOCAL_SECONDS = 30.0  # what needs no server takes milliseconds to a few seconds; longer means that wandb hangs
 GRACE_SECONDS = 5.0  # wandb's own timeouts come first, so that it can clean up
-TAG_LENGTH = 64  # W&B's limit
+TAG_LENGTH = 64  # W&B's limit; of groups and names it is 128
+LEAST_INTERVAL = 10  # rounds between images where they are a part of all rounds: short runs are not held up by them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +44,27 @@ class Wandb:
     job_type: str | None
     tags: tuple[str, ...]
     name: str | None
-    log_images_every: int  # rounds; 0: only at the end
+    log_images_every: float  # rounds; below 1: part of all rounds; 0: only at the end
     init_timeout: float  # seconds
     finish_timeout: float  # seconds
 
     def __post_init__(self) -> None:
         require(bool(self.project), "tracker.project", repr(self.project), "a name")
         require_choice("tracker.mode", self.mode, MODES)
-        require(self.log_images_every >= 0, "tracker.log_images_every", self.log_images_every, "at least 0")
+        every = self.log_images_every
+        whole = every < 1 or float(every).is_integer()
+        require(
+            every >= 0 and whole, "tracker.log_images_every", every, "a number of rounds, or a part of them from 0 to 1"
+        )
         require(self.init_timeout > 0, "tracker.init_timeout", self.init_timeout, "greater than 0")
         require(self.finish_timeout > 0, "tracker.finish_timeout", self.finish_timeout, "greater than 0")
+
+    def image_interval(self, rounds: int) -> int | None:
+        """Rounds between images in a run of so many; None: none before the end."""
+        every = self.log_images_every
+        if 0 < every < 1:
+            return max(round(every * rounds), LEAST_INTERVAL)
+        return int(every) or None
 
     def create(self) -> Tracker:
         return Tracker() if self.mode == "disabled" else WandbTracker(self)
@@ -64,6 +78,7 @@ class WandbTracker(Tracker):
         self._run: Any = None  # None: not started, switched off, failed or closed
         self._id: str | None = None
         self._offline = False
+        self.complete = False  # whether the whole run is with W&B, or in the files for `wandb sync`
         self._restore_environment: Callable[[], None] | None = None  # None: nothing is open
 
     @property
@@ -148,8 +163,7 @@ class WandbTracker(Tracker):
             mode=mode,  # type: ignore[arg-type]
             settings=self._settings(),
         )
-        run.define_metric("round")
-        run.define_metric("*", step_metric="round")
+        define_metrics(run)
         return run
 
     def _settings(self) -> Any:
@@ -174,27 +188,36 @@ class WandbTracker(Tracker):
         return wandb.Settings(**{k: v for k, v in wanted.items() if k in wandb.Settings.model_fields})
 
     def _log_round(self, record: RoundRecord) -> None:
-        row: dict[str, Any] = {"round": record.round} | {k: v for k, v in record.values.items() if v is not None}
+        row: dict[str, Any] = {"round": record.round}
+        row |= {metric_name(column): value for column, value in record.values.items() if value is not None}
         if record.class_accuracy is not None:
             accuracy = zip(self._info.classes, record.class_accuracy.tolist(), strict=True)
-            row |= {f"class_accuracy/{name}": value for name, value in accuracy if not math.isnan(value)}
-        every = self.config.log_images_every
-        if every and record.round % every == 0 and record.class_accuracy is not None:
-            from fedexp.figures import make_figures
-
-            row |= _images(make_figures(self._info.directory))
+            row |= {class_metric(name): value for name, value in accuracy if not math.isnan(value)}
+        row |= self._interim_images(record)
         # The round is W&B's step too: what a resumed run repeats is dropped by W&B instead of logged twice.
         self._run.log(row, step=record.round, commit=True)
+
+    def _interim_images(self, record: RoundRecord) -> dict[str, Any]:
+        every, total = self.config.image_interval(self._info.total_rounds), self._info.total_rounds
+        if every is None or record.round % every or not 0 < record.round < total:  # those of the last round come anyway
+            return {}
+        if record.class_accuracy is None or record.history is None:
+            return {}
+        from PIL import Image
+
+        from fedexp.figures import interim_pictures
+
+        pictures = interim_pictures(self._info.directory, record.history)
+        return _images({name: Image.open(io.BytesIO(content)) for name, content in pictures.items()})
 
     def _log_results(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
     ) -> None:
-        import wandb
-
-        self._run.summary.update(summary)
-        self._run.log({"round": self._last_round} | _images(figures), commit=not tables)
+        self._run.summary.update(flat_summary(summary))
+        images = _images({path.stem: str(path) for path in figures})
+        self._run.log({"round": self._last_round} | images, commit=not tables)
         if tables:
-            self._run.log({f"tables/{name}": wandb.Table(dataframe=table) for name, table in tables.items()})
+            self._run.log({f"tables/{name}": _table(table) for name, table in tables.items()})
 
     # -- keeping W&B in its place ---------------------------------------------------------------------------
 
@@ -214,6 +237,7 @@ class WandbTracker(Tracker):
         self._guard("finish in time", lambda: self._run.finish(exit_code), seconds)
         if self._run is not None and self._offline:
             log.info("W&B is offline%s", self._sync_hint())
+        self.complete = self._run is not None and exit_code == 0
         self._run = None
         self._end(seconds)
 
@@ -237,10 +261,19 @@ class WandbTracker(Tracker):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _images(figures: Sequence[Path]) -> dict[str, Any]:
+def _images(pictures: Mapping[str, Any]) -> dict[str, Any]:
+    """pictures: name -> path or PIL image."""
     import wandb
 
-    return {f"figures/{path.stem}": wandb.Image(str(path)) for path in figures}
+    return {f"figures/{name}": wandb.Image(picture) for name, picture in pictures.items()}
+
+
+def _table(table: "pd.DataFrame") -> Any:
+    """Empty cells stay empty, also in columns of text."""
+    import wandb
+
+    cells = table.astype(object).where(table.notna(), None)
+    return wandb.Table(columns=list(map(str, cells.columns)), data=cells.to_numpy(), allow_mixed_types=True)
 
 
 def _new_id() -> str:

@@ -1,0 +1,82 @@
+"""What things are called in W&B: the prefix of a metric is its section there. The tidy files keep their own names."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
+    "test_accuracy": "test/accuracy",
+    "test_loss": "test/loss",
+    "average_accuracy": "test/average_accuracy",
+    "new_task_accuracy": "test/new_task_accuracy",
+    "global_in_accuracy": "test/in_accuracy",
+    "global_out_accuracy": "test/out_accuracy",
+    "train_loss": "local/train_loss",
+    "lr": "local/lr",
+    "task": "local/task",
+    "in_local_accuracy": "local/in_accuracy",
+    "in_local_accuracy_std": "local/in_accuracy_std",
+    "out_local_accuracy": "local/out_accuracy",
+    "out_local_accuracy_std": "local/out_accuracy_std",
+    "forgetting": "forgetting/F",
+    "forgetting_degree": "forgetting/degree",
+    "train_samples_per_second": "time/samples_per_second",
+    "seconds": "time/round",
+    "bytes_up": "comm/bytes_up",
+    "bytes_down": "comm/bytes_down",
+}
+# Which values of a metric stand in the run's summary; None: the last one. No two patterns match one name, since W&B
+# does not say which would win; a name without a star goes before them.
+SUMMARIES = {
+    "test/*": "max,last",
+    "test/loss": "min,last",
+    "class/*": "max,last",
+    "forgetting/*": "mean,last",
+    "local/*": None,
+    "local/train_loss": "min,last",
+    "time/*": "mean,last",
+    "comm/*": "mean,last",
+    "figures/*": None,
+}
+
+
+def metric_name(column: str) -> str:
+    """Of a column of rounds.csv. One that is not known is a forgetting metric's: only these add any."""
+    if column in NAMES:
+        return NAMES[column]
+    if column.endswith("_seconds"):
+        return f"time/{column.removesuffix('_seconds')}"
+    return f"forgetting/{plain(column.removesuffix('_forgetting'))}"
+
+
+def class_metric(name: str) -> str:
+    """Of the test accuracy on a class."""
+    return f"class/{plain(name)}"
+
+
+def plain(name: str) -> str:
+    """A dot is W&B's mark of a nested value, a slash that of a section."""
+    return re.sub(r"[./\\]", "_", name)
+
+
+def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """summary.json with a number of its own for each target, which bar charts and columns of the run table can show:
+    {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7, rounds_to_90pct_of_best: 12 (None: never)."""
+    flat = {key: value for key, value in summary.items() if key != "rounds_to_target"}
+    for target, number in (summary.get("rounds_to_target") or {}).items():
+        flat[target_name(target)] = number
+    return flat
+
+
+def target_name(target: str) -> str:
+    """Letters, digits and _ only: by other names the run table cannot be sorted."""
+    value, _, best = target.partition("*")
+    percent = f"{100 * float(value):g}".replace(".", "_")
+    return f"rounds_to_{percent}pct" + ("_of_best" if best else "")
+
+
+def define_metrics(run: Any) -> None:
+    """Tells W&B the axis of all metrics and which of their values are the best."""
+    run.define_metric("round")
+    for name, summary in SUMMARIES.items():
+        run.define_metric(name, step_metric="round", summary=summary)

@@ -1,0 +1,224 @@
+"""W&B runs of whole runs: pushed from the tidy files they equal the tracked ones; whatever W&B does, a run finishes."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from helpers import SMALL, table
+
+from fedexp.errors import ConfigError
+from fedexp.replay import FinishedRun
+from fedexp.trackers.wandb_service import _service_process
+from fedexp.trackers.wandb_tracker import WandbTracker
+from fedexp.wandb_push import former_id, main
+from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
+
+OFFLINE = ("tracker=wandb", "tracker.mode=offline")
+TIDY = ("config.yaml", "summary.json", "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv")
+ARRAYS = ("partition*.npz", "local_class_accuracy.npz")
+
+
+def bare_copy(directory: Path, copy: Path) -> Path:
+    """The tidy files alone."""
+    copy.mkdir()
+    for path in [path for pattern in (*TIDY, *ARRAYS) for path in directory.glob(pattern)]:
+        shutil.copy(path, copy)
+    return copy
+
+
+def make_run(fedexp, *options: str) -> Path:
+    answer = fedexp(*SMALL, "hydra.run.dir=run", *options)
+    assert answer.code == 0, answer.err
+    return Path("run").absolute()
+
+
+def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("fedexp.figures.DPI", 30)  # quicker
+    images = ("tracker.log_images_every=2", "forgetting_metric=all")
+    run = make_run(fedexp, *OFFLINE, "rounds=3", "tracker.tags=[mine]", *images)
+    (tracked,) = run_folders(run)
+    copy = bare_copy(run, tmp_path / "copy")
+    assert main([str(copy), "--mode", "offline"]) == 0
+    (pushed,) = run_folders(copy)
+    assert content(pushed) == content(tracked)
+    assert former_id(copy) != former_id(run)
+    assert f"wandb sync copy/wandb/{pushed.name}" in capfd.readouterr().err
+
+    seen = content(tracked)  # and they are what they are meant to be
+    assert seen["name"] == "fedavg_digits_lda0.1_seed0"
+    assert (seen["job_type"], seen["tags"]) == ("fedavg", ["digits", "lda", "fedavg", "cnn", "mine"])
+    assert seen["config"]["choices"] == yaml.safe_load((run / "config.yaml").read_text())["choices"]
+    assert seen["group"].startswith("fedavg_digits_lda0.1_")
+    assert {row["round"] for row in seen["history"] if any("figures" in key for key in row)} == {2}
+    assert len([name for name in seen["files"] if "local_round" in name]) == 1
+    summary = json.loads((run / "summary.json").read_text())
+    assert seen["summary"]["rounds_to_75pct_of_best"] == summary["rounds_to_target"]["0.75*best"]
+    assert seen["summary"]["forgetting"] == summary["forgetting"]
+    assert seen["summary"]["test/accuracy"]["last"] == summary["accuracy"]
+
+
+def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd):
+    run = make_run(fedexp, *OFFLINE, "rounds=1", "tracker.log_images_every=0")
+    (tmp_path / "empty").mkdir()
+    first = former_id(run)
+    assert main(["empty", "run", "--mode", "offline", "--project", "other", "--entity", "team"]) == 2
+    (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("wandb_push:")]
+    assert error == "wandb_push: empty: no finished run there (it lacks summary.json)"
+    read = [read_run(folder)[0] for folder in run_folders(run)]
+    assert [(r["run_id"], r["project"], r["entity"]) for r in read] == [(first, "fedexp", ""), (first, "other", "team")]
+    shutil.rmtree(run_folders(run)[1])
+    assert main(["run", "--mode", "offline", "--new"]) == 0
+    assert {folder.name.rpartition("-")[2] == first for folder in run_folders(run)} == {True, False}
+
+    rounds = (run / "rounds.csv").read_text()
+    damages = {
+        "status": ("summary.json", '{"status": "failed"}', "has not come to its end"),
+        "summary": ("summary.json", "{", "summary.json: cannot be read"),
+        "cut": ("rounds.csv", rounds[: rounds.index("\n1,") + 1], "ends with round 0, the run with 1"),
+        "config": ("config.yaml", "a: [", "config.yaml: cannot be read"),
+        "choices": ("config.yaml", "a: 1", "lacks `choices`"),
+        "table": ("rounds.csv", "a,b\n1,2\n", "not a table of rounds"),
+        "classes": ("class_accuracy.csv", "a\n1\n", "not a table round,class,accuracy"),
+    }
+    for name, (file, text, message) in damages.items():
+        damaged = bare_copy(run, tmp_path / name)
+        (damaged / file).write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            FinishedRun(damaged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("forgetting_metric=all", "tracker.log_images_every=2", "rounds=5", "eval_interval=2"),
+        (
+            "scenario=class_incremental",
+            "scenario.num_tasks=2",
+            "partition=iid",
+            "tracker.log_images_every=2",
+            "rounds=2",
+        ),
+        ("local.lr=1e9", "rounds=6"),  # diverges
+    ],
+)
+def test_pushed_runs_of_every_kind_equal_the_tracked_ones(fedexp, tmp_path, options):
+    """With the pictures of the end, drawn anew."""
+    run = make_run(fedexp, *OFFLINE, *options, "figures=true")
+    copy = bare_copy(run, tmp_path / "copy")
+    assert main([str(copy), "--mode", "offline"]) == 0
+    (tracked,), (pushed,) = run_folders(run), run_folders(copy)
+    assert content(pushed) == content(tracked)
+    assert {path.name for path in (copy / "figures").iterdir()} == {path.name for path in (run / "figures").iterdir()}
+
+
+# -- faults -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(status: int | None):
+    """A W&B server that answers everything with a status, or never: its address."""
+    done = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if status is None:
+                done.wait(60)
+            self.send_response(status or 503)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(b'{"errors": [{"message": "invalid credentials"}]}')
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments):
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_address[1]}"
+    finally:
+        done.set()
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
+
+
+def signal_service(number: int):
+    """A tracker whose wandb-core gets a signal after the first round."""
+    plain = WandbTracker.log_round
+
+    def log_round(self, record):
+        plain(self, record)
+        if record.round == 1:
+            os.kill(_service_process().pid, number)
+
+    return log_round
+
+
+def slow_disk(pipe: Path):
+    """A tracker that waits for a file which never comes, after the first round."""
+    plain = WandbTracker._log_round
+
+    def log_round(self, record):
+        if record.round == 1:
+            pipe.read_bytes()
+        plain(self, record)
+
+    return log_round
+
+
+REFERENCE: dict[str, pd.DataFrame] = {}
+CSV = ("rounds.csv", "class_accuracy.csv", "clients.csv")
+SERVERS = {"unreachable": None, "invalid key": 401, "slow server": None}
+FAULTS = ["invalid key", "slow disk"]
+SLOW_FAULTS = ["unreachable", "slow server", "killed", "stopped", "no place"]
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in SLOW_FAULTS)])
+def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault):
+    """Exit code 0, complete tidy files, equal to those of an untracked run, and exactly one warning."""
+    options = ["tracker=wandb", "tracker.init_timeout=1", "tracker.finish_timeout=1", "rounds=3"]
+    with monkeypatch.context() as broken, server(SERVERS.get(fault)) as address:
+        broken.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
+        if fault in SERVERS:
+            broken.setenv("WANDB_API_KEY", "a" * 40)
+            broken.setenv("WANDB_BASE_URL", "http://127.0.0.1:9" if fault == "unreachable" else address)
+        else:
+            options.append("tracker.mode=offline")
+        (tmp_path / "run").mkdir()
+        if fault in ("killed", "stopped"):
+            number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
+            broken.setattr(WandbTracker, "log_round", signal_service(number))
+        elif fault == "slow disk":
+            os.mkfifo(tmp_path / "pipe")
+            broken.setattr(WandbTracker, "_log_round", slow_disk(tmp_path / "pipe"))
+            broken.setattr("fedexp.trackers.wandb_tracker.LOCAL_SECONDS", 5.0)
+        elif fault == "no place":
+            (tmp_path / "run" / "wandb").write_text("a file in the way")
+        answer = fedexp(*SMALL, "hydra.run.dir=run", *options)
+    assert answer.code == 0, answer.err
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert log.count(" WARNING ") == 1, log
+    assert "Traceback" not in answer.err + log
+    assert len([line for line in answer.err.splitlines() if "wandb sync" in line]) == (fault != "no place")
+    assert FinishedRun(tmp_path / "run").summary["status"] == "completed"
+    if not REFERENCE:
+        assert fedexp(*SMALL, "hydra.run.dir=alone", "rounds=3").code == 0
+        REFERENCE.update({name: table(tmp_path / "alone", name) for name in CSV})
+    for name, frame in REFERENCE.items():
+        pd.testing.assert_frame_equal(table(tmp_path / "run", name), frame)
+    if fault == "killed":
+        assert main(["run", "--mode", "offline"]) == 0  # later all of it, under the same id
+        *_, pushed = run_folders(tmp_path / "run")
+        assert [row["round"] for row in read_run(pushed)[1]][:4] == [0, 1, 2, 3]

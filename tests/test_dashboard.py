@@ -1,0 +1,67 @@
+"""The saved workspace: its specification shows what runs log, under the names that the tracker gives."""
+
+import json
+import sys
+
+import pytest
+
+from fedexp import dashboard
+from fedexp.trackers.wandb_names import NAMES, SUMMARIES, flat_summary, metric_name
+
+
+def test_print_is_the_specification_that_would_be_sent(capsys):
+    pytest.importorskip("wandb_workspaces")
+    assert dashboard.main(["team/project", "--print", "--name", "mine"]) == 0
+    sent = json.loads(capsys.readouterr().out)
+    assert (sent["entity"], sent["project"], sent["displayName"]) == ("team", "project", "mine")
+    section = sent["spec"]["section"]
+    sections = {each["name"]: each["panels"] for each in section["panelBankConfig"]["sections"]}
+    prefixes = {name.partition("/")[0] for name in SUMMARIES} - {"figures"}
+    assert set(sections) == {"results", "figures", "tables", *prefixes}
+    for prefix in prefixes:
+        for panel in sections[prefix]:
+            config = panel["config"]
+            assert panel["viewType"] == "Run History Line Plot"
+            assert (config["xAxis"], config["groupAgg"], config["groupArea"]) == ("round", "mean", "stddev")
+            assert all(
+                metric.startswith(f"{prefix}/")
+                for metric in [*config["metrics"], config.get("metricRegex", f"{prefix}/")]
+            )
+    assert [panel["config"]["metrics"] for panel in sections["results"]] == [[name] for name in dashboard.RESULTS]
+    media = [key for panel in sections["figures"] for key in panel["config"]["mediaKeys"]]
+    assert {"figures/class_accuracy", "figures/class_accuracy_normalised", "figures/local_round"} <= set(media)
+    (runs,) = section["runSets"]
+    assert runs["grouping"] == [{"section": "run", "name": "group"}]
+    assert section["settings"]["xAxis"] == "round"
+    made = dashboard.workspace("team/project", "mine")
+    assert made._from_model(made._model).sections == made.sections or len(made._from_model(made._model).sections) == 9
+
+
+def test_panels_show_metrics_that_runs_have():
+    """No panel of a name that the tracker does not give."""
+    own = {"round_forgetting", "local_round_forgetting", "task_forgetting", "train_seconds", "evaluation_seconds"}
+    logged = {metric_name(column) for column in {*NAMES, *own}}
+    assert {metric for metrics in dashboard.CURVES.values() for metric in metrics} <= logged
+    summary = {"rounds_to_target": {f"{part}*best": 3 for part in (0.75, 0.9, 1.0)}}
+    assert set(dashboard.TARGETS) == set(flat_summary(summary))
+
+
+@pytest.mark.parametrize("project", ["fedexp", "a/b/c", "/fedexp", "team/"])
+def test_bad_project(project, capsys):
+    assert dashboard.main([project, "--print"]) == 2
+    assert capsys.readouterr().err == f"dashboard: {project}: must be ENTITY/PROJECT, such as team/fedexp\n"
+
+
+def test_without_the_package(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    assert dashboard.main(["team/project", "--print"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pip install 'fedexp[dashboard]'" in line
+
+
+def test_without_a_key(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("wandb_workspaces")
+    monkeypatch.setattr("fedexp.trackers.wandb_service.logged_in", lambda *_: False)
+    assert dashboard.main(["team/project"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dashboard: W&B has no key")

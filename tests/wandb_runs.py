@@ -1,0 +1,106 @@
+"""W&B runs read back from their folders by wandb's own client; no network."""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from omegaconf import OmegaConf
+
+from fedexp.trackers.base import RunInfo
+from fedexp.trackers.wandb_tracker import Wandb
+
+CONF = Path(__file__).parents[1] / "conf" / "tracker"
+CLASSES = ("cat", "dog", "bird")
+CLOCK = ("_runtime", "_timestamp", "_wandb")  # in rows and summaries
+
+
+@pytest.fixture(autouse=True)
+def clean_home(tmp_path_factory, monkeypatch):
+    """No key, no settings of the user, an empty home that must stay empty; nothing is left running."""
+    home = tmp_path_factory.mktemp("home")
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib")))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("NETRC", str(home / "netrc"))
+    yield
+    assert not {"WANDB_SILENT", "WANDB_DATA_DIR", "WANDB_RUN_ID", "WANDB_SERVICE", "WANDB__SERVICE"} & os.environ.keys()
+    assert not [p for p in home.rglob("*") if p.is_file() and p.name != "netrc"]
+    assert not children("wandb-core")
+
+
+def children(name: str) -> list[str]:
+    """Command lines of this process's living children that contain `name`."""
+    listing = subprocess.run(["ps", "-o", "stat=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+    return [line for line in listing.stdout.splitlines() if name in line and not line.startswith("Z")]
+
+
+def make_config(**changes) -> Wandb:
+    values = OmegaConf.to_container(OmegaConf.load(CONF / "wandb.yaml"))
+    values.pop("_target_")
+    return Wandb(**values | {"tags": (), "init_timeout": 20.0, "finish_timeout": 20.0} | changes)
+
+
+def make_info(directory: Path, **changes) -> RunInfo:
+    info = RunInfo(
+        directory=directory,
+        config={"algorithm": {"name": "fedntd", "tau": 1.0}, "alpha": 0.1, "targets": [0.5], "resume": None},
+        name="digits_fedntd",
+        group="sweep",
+        job_type="fedntd",
+        tags=("digits", "lda"),
+        total_rounds=3,
+        first_round=0,
+        classes=CLASSES,
+        wandb_id=None,
+    )
+    return replace(info, **changes)
+
+
+def run_folders(directory: Path) -> list[Path]:
+    return sorted((directory / "wandb").glob("*run-*"))
+
+
+def inspect(folder: Path, *options: str) -> str:
+    """What `wandb leet inspect` says about a run folder; asked of the program behind it, which starts at once."""
+    from wandb.util import get_core_path
+
+    (file,) = folder.glob("*.wandb")
+    command = [get_core_path(), "leet", "inspect", "--no-observability", "--json", *options]
+    answer = subprocess.run(
+        [*command, "--run-file", str(file), str(folder.parent)], capture_output=True, text=True, timeout=60
+    )
+    if "unknown" in answer.stderr.lower() or "not defined" in answer.stderr:
+        pytest.skip(f"wandb {wandb.__version__} has no `wandb leet inspect --json`")
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Summary of the run, its history rows with nested keys joined by dots, and all records."""
+    records = [json.loads(line) for line in inspect(folder).splitlines()]
+    history = [r["history"]["item"] for r in records if r["type"] == "history"]
+    return json.loads(inspect(folder, "--summary")), history, records
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """All that a run says, without what depends on the clock; images and tables as the bytes of their files."""
+    run, history, records = read_run(folder)
+    (record,) = [r["run"] for r in records if r["type"] == "run"]
+    defined = [r["metric"] for r in records if r["type"] == "metric"]
+    seen = {key: run[key] for key in ("name", "project", "entity", "tags", "config", "state", "exit_code")}
+    seen |= {"group": record["run_group"], "job_type": record["job_type"], "metrics": defined}
+    seen |= {"history": [without_clock(row) for row in history], "summary": without_clock(run["summary"])}
+    files = (path for path in (folder / "files" / "media").rglob("*") if path.is_file())
+    return seen | {"files": {str(path.relative_to(folder)): path.read_bytes() for path in files}}
+
+
+def without_clock(row: dict[str, Any]) -> dict[str, Any]:
+    """Nor the random name that W&B gives to the artifact of each table."""
+    kept = {key: value for key, value in row.items() if not key.startswith(CLOCK) and "artifact_path" not in key}
+    return {key: without_clock(value) if isinstance(value, dict) else value for key, value in kept.items()}
