@@ -1,7 +1,8 @@
 """A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep, beside the print."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,33 @@ def sweep_of(directory: Path) -> Sweep | None:
         return None
 
 
+@dataclass(frozen=True)
+class Tables:
+    """What runs say together."""
+
+    tidy: pd.DataFrame  # compare.cells where `sweep` is given, else means
+    targets: pd.DataFrame  # rounds_to_targets
+    sweep: Sweep | None  # named and with printed values
+
+
+def tables_of(directory: Path, runs: Sequence[Run]) -> Tables:
+    """Of the runs of a sweep, at least one."""
+    sweep = sweep_of(directory)
+    if sweep is not None and compare.printed_cells(sweep):
+        return Tables(compare.cells(sweep, runs), rounds_to_targets(runs), sweep)
+    return Tables(means(runs), rounds_to_targets(runs), None)
+
+
 def write_tables(directory: Path) -> list[Path]:
     """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
-    runs, sweep = load_runs(directory), sweep_of(directory)
+    runs = load_runs(directory)
     if not runs:
         return []
-    targets = rounds_to_targets(runs)
-    if sweep is not None and compare.printed_cells(sweep):
-        tidy = compare.cells(sweep, runs)
-        wide, head = compare.wide(tidy), heading(sweep, tidy)
+    tables = tables_of(directory, runs)
+    tidy, targets = tables.tidy, tables.targets
+    if tables.sweep is not None:
+        wide, head = compare.wide(tidy), heading(tables.sweep, tidy)
     else:
-        tidy = means(runs)
         wide, head = tidy.drop(columns=["diverged"]).set_index("run").map(plain_number), f"# {directory.name}\n"
     text = f"{head}\n{markdown(wide)}\n## Rounds to target\n\n{markdown(targets.set_index('run').map(plain_number))}"
     contents = {
@@ -62,21 +79,29 @@ def write_tables(directory: Path) -> list[Path]:
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     """What the table shows, and how many verdicts of each kind there are."""
-    counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
     return (
         f"# {sweep.title}\n\nOurs ± standard deviation over seeds (forgetting) [printed (forgetting)]; * within the "
-        f"tolerance of the print, ! outside. {compare.TOLERANCES}\n\n{len(tidy)} printed values: {counts}.\n"
+        f"tolerance of the print, ! outside. {compare.TOLERANCES}\n\n{verdicts(tidy)}\n"
     )
+
+
+def verdicts(tidy: pd.DataFrame) -> str:
+    counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
+    return f"{len(tidy)} printed values: {counts}."
+
+
+def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """What a run is but for its seed: (data set and partition, algorithm and its options, other overrides)."""
+    data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
+    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "hardware", "figures"))]
+    others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
+    return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
 
 
 def key_of(run: Run) -> tuple[str, str]:
     """(what it is but for the seed, the same but for the algorithm as well)."""
-    choices = [str(run.summary.get(name)) for name in ("dataset", "partition", "algorithm")]
-    changes = [o for o in run.overrides if not o.startswith(("seed", "hydra.", "tracker", "hardware", "figures"))]
-    group = ("algorithm", "dataset=", "partition=")
-    others = [o for o in changes if not o.startswith(group)]
-    methods = [o for o in changes if o.startswith("algorithm.")]
-    return " ".join([*choices, *methods, *others]), " ".join([*choices[:2], *others])
+    data, method, others = parts_of(run.summary, run.overrides)
+    return " ".join([*data, *method, *others]), " ".join([*data, *others])
 
 
 def means(runs: Sequence[Run]) -> pd.DataFrame:

@@ -227,12 +227,7 @@ def shown(group: pd.DataFrame) -> str:
     first = {row["metric"]: row for _, row in group.iterrows()}
     ours, prints, marks = [], [], ""
     for metric, row in first.items():
-        text = number(row["mean"], row["unit"])
-        if row["n"] and row["diverged"] == row["n"]:
-            text = "failed"
-        if row["std"] is not None and row["std"] == row["std"]:
-            text += f" ± {number(row['std'], row['unit'])}"
-        printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"])
+        text, printed = both(row)
         marks += {"within": "*", "failed as printed": "*", "outside": "!"}.get(row["verdict"], "")
         bracket = "({})" if metric == "forgetting" else "{}"
         ours.append(bracket.format(text))
@@ -240,9 +235,25 @@ def shown(group: pd.DataFrame) -> str:
     return f"{' '.join(ours)} [{' '.join(prints)}]{marks}"
 
 
+def both(row: "Mapping[str, Any] | pd.Series[Any]") -> tuple[str, str]:
+    """(ours ± std, printed) of a row of the tidy table."""
+    text = number(row["mean"], row["unit"])
+    if row["n"] and row["diverged"] == row["n"]:
+        text = "failed"
+    if row["std"] is not None and row["std"] == row["std"]:
+        text += f" ± {number(row['std'], row['unit'])}"
+    printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"])
+    return text, printed
+
+
+def columns_of(table: pd.DataFrame) -> list[str]:
+    """Of each row, its column in the printed table."""
+    return [label(*row) for row in table[list(COLUMN)].to_numpy().tolist()]
+
+
 def wide(table: pd.DataFrame) -> pd.DataFrame:
     """Methods x settings, as the paper has them."""
-    named = table.assign(column=[label(*row) for row in table[list(COLUMN)].to_numpy().tolist()])
+    named = table.assign(column=columns_of(table))
     text = {key: shown(group) for key, group in named.groupby(["method", "column"], sort=False)}
     methods, columns = named["method"].unique(), named["column"].unique()
     return pd.DataFrame([[text.get((m, c), "") for c in columns] for m in methods], index=methods, columns=columns)

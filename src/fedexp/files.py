@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from fedexp.errors import ConfigError
-from fedexp.tree import Tree
+
+if TYPE_CHECKING:
+    from fedexp.tree import Tree
 
 ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
 CONFIG, SUMMARY, PARTITION, LOCAL = "config.yaml", "summary.json", "partition.npz", "local_class_accuracy.npz"
@@ -36,14 +36,18 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def save_tree(path: Path, value: Tree) -> None:
+def save_tree(path: Path, value: "Tree") -> None:
+    import torch  # late: tables and pages are made without it
+
     buffer = io.BytesIO()
     torch.save(value, buffer)
     write_atomically(path, buffer.getvalue())
 
 
-def load_tree(path: Path, mapped: bool = False) -> Tree:
+def load_tree(path: Path, mapped: bool = False) -> "Tree":
     """mapped: read from the file when looked at, and never kept in memory for good."""
+    import torch
+
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except FileNotFoundError:
