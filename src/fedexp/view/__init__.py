@@ -2,9 +2,9 @@
 
     python -m fedexp.view multirun/<sweep> [--out FILE] [--open]
 
-`collect` reads run directories into plain data, `page.html`, `page.css` and `page.js` show them. The page holds its data
-as JSON that it never interprets as markup, and its content security policy lets the browser run nothing but its own
-script and ask for nothing outside.
+`collect` reads run directories into plain data, `page.html`, `page.css` and `page.js` show them. The page holds its
+data as JSON that it never interprets as markup, and its content security policy lets the browser run nothing but its
+own script and ask for nothing outside.
 """
 
 import base64

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,7 +150,8 @@ def read_table(path: Path, keys: list[str]) -> pd.DataFrame:
     table = pd.read_csv(path, skip_blank_lines=True)
     if missing := [key for key in keys if key not in table]:
         raise ValueError(f"no column {', '.join(missing)}")
-    table = table.apply(pd.to_numeric, errors="coerce")
+    for name in table.columns[table.dtypes == object]:  # a damaged cell among the numbers
+        table[name] = pd.to_numeric(table[name], errors="coerce")
     return table[np.isfinite(table["round"])]
 
 
@@ -166,7 +168,7 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
     pools = {"axes": Pool(), "classes": Pool()}
     rows = []
     for run, part, setting in zip(runs, parts, setting_names, strict=True):
-        row = {"name": run.directory.absolute().relative_to(base).as_posix(), "status": run.status}
+        row: dict[str, Any] = {"name": run.directory.absolute().relative_to(base).as_posix(), "status": run.status}
         row["setting"] = None if setting is None else settings.add(setting)
         row["method"] = None if part is None else methods.add(part[1])
         rows.append(row | describe(run, pools))
@@ -201,11 +203,13 @@ def parts_of(run: Files) -> tuple[list[str], str] | None:
 
 
 def distinct(settings: Sequence[Sequence[str] | None]) -> list[str | None]:
-    """A name for each: the first two words, and those of the others that not all have."""
-    given = [set(words) for words in settings if words is not None]
-    shared = set.intersection(*given) if given else set()
+    """A name for each: its first two words, and those of the others that not all with the same first word have."""
+    shared: dict[str, set[str]] = {}
+    for words in settings:
+        if words is not None:
+            shared[words[0]] = shared.get(words[0], {*words}) & {*words}
     return [
-        None if words is None else " ".join([*words[:2], *(word for word in words[2:] if word not in shared)])
+        None if words is None else " ".join([*words[:2], *(word for word in words[2:] if word not in shared[words[0]])])
         for words in settings
     ]
 
@@ -227,12 +231,12 @@ def describe(run: Files, pools: Mapping[str, Pool]) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Without what JSON has no place for; numbers to four significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.4g}") if np.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
@@ -249,7 +253,9 @@ def measures(runs: Iterable[Files]) -> list[str]:
     found = dict.fromkeys(("test_accuracy", "forgetting", "average_accuracy", "task_forgetting"), False)
     for run in runs:
         if run.rounds is not None:
-            found |= {name: True for name in run.rounds if is_measure(name) and run.rounds[name].notna().any()}
+            found |= dict.fromkeys(
+                (str(name) for name in run.rounds if is_measure(str(name)) and run.rounds[name].notna().any()), True
+            )
     return [name for name, there in found.items() if there]
 
 
@@ -258,34 +264,39 @@ def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, A
     tasks: the last rounds of tasks that another one follows."""
     if table is None or table.empty:
         return {}
-    columns = [name for name in table if is_measure(str(name))]
+    columns = [str(name) for name in table if is_measure(str(name))]
     table = table.dropna(subset=columns, how="all")
     starts = table["round"][table["task"].diff() > 0] if "task" in table else ()
-    table, every = thin(table, MOST_POINTS)
+    kept, every = thin(len(table), MOST_POINTS)
+    table = table[kept]
     values = {name: [plain(v) for v in table[name].tolist()] for name in columns if table[name].notna().any()}
     axis = pools["axes"].add(table["round"].astype(int).tolist())
     return {"axis": axis, "curves": values, "every": every, "tasks": [int(r) - 1 for r in starts if r > 1]}
 
 
-def thin(table: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
-    """At most about so many rows: every n-th and the last; n."""
-    every = max(1, -(-len(table) // most))
-    kept = np.arange(len(table)) % every == 0
+def thin(length: int, most: int) -> tuple[np.ndarray, int]:
+    """Which of so many rows are kept, at most about `most` of them: bool [length], every n-th and the last; n."""
+    every = max(1, -(-length // most))
+    kept = np.arange(length) % every == 0
     kept[-1:] = True
-    return table[kept], every
+    return kept, every
 
 
 def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str, Pool]) -> dict[str, Any] | None:
     """Class accuracies: axis and classes as places, every as for curves, data: bytes [R, C] in base64."""
     if table is None or table.empty:
         return None
-    matrix = table.pivot_table("accuracy", "round", "class", dropna=False).sort_index()
-    count = max(len(names or ()), int(matrix.columns.max()) + 1)
-    matrix = matrix.reindex(columns=range(count))
-    matrix, every = thin(matrix, max(2, MOST_CELLS // count))
+    table = table[np.isfinite(table["class"])]
+    labels = table["class"].to_numpy().astype(int)
+    rounds, row = np.unique(table["round"].to_numpy().astype(int), return_inverse=True)
+    count = max(len(names or ()), labels.max(initial=-1) + 1)
+    matrix = np.full((len(rounds), count), np.nan)
+    matrix[row, labels] = table["accuracy"]
+    kept, every = thin(len(rounds), max(2, MOST_CELLS // max(count, 1)))
+    matrix = matrix[kept]
     levels = np.where(np.isfinite(matrix), np.round(np.clip(matrix, 0, 1) * LEVELS), 255).astype(np.uint8)
     return {
-        "axis": pools["axes"].add(matrix.index.astype(int).tolist()),
+        "axis": pools["axes"].add(rounds[kept].tolist()),
         "classes": pools["classes"].add(names or [str(c) for c in range(count)]),
         "every": every,
         "data": base64.b64encode(levels.tobytes()).decode(),
@@ -347,5 +358,7 @@ def cell(row: "pd.Series[Any]") -> dict[str, Any]:
 
 def frame(table: pd.DataFrame) -> dict[str, Any]:
     """A table whose runs are named by what not all of them have."""
-    rows = table.astype(object).assign(run=distinct([name.split() for name in table["run"]])).to_numpy().tolist()
-    return {"columns": list(table), "rows": [[plain(value) for value in row] for row in rows]}
+    names = distinct([str(name).split() for name in table["run"]])
+    rows = table.drop(columns="run").astype(object).to_numpy().tolist()
+    shown = [[name, *map(plain, row)] for name, row in zip(names, rows, strict=True)]
+    return {"columns": ["run", *table.columns.drop("run")], "rows": shown}
