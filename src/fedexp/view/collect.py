@@ -150,8 +150,9 @@ def read_table(path: Path, keys: list[str]) -> pd.DataFrame:
     table = pd.read_csv(path, skip_blank_lines=True)
     if missing := [key for key in keys if key not in table]:
         raise ValueError(f"no column {', '.join(missing)}")
-    for name in table.columns[table.dtypes == object]:  # a damaged cell among the numbers
-        table[name] = pd.to_numeric(table[name], errors="coerce")
+    for name in table:
+        if not pd.api.types.is_numeric_dtype(table[name]):  # a damaged cell among the numbers
+            table[name] = pd.to_numeric(table[name], errors="coerce")
     return table[np.isfinite(table["round"])]
 
 
