@@ -130,20 +130,19 @@ def step(name: str, word: str) -> str | None:
 
 def settable(before: list[str], folders: list[Path]) -> dict[str, Any]:
     """Keys that exist beside the options that are chosen in `before`, with their values as yaml has them."""
-    given = dict(text.lstrip("+~").split("=", 1) for text in before if "=" in text and not text.startswith("-"))
+    given = {key.lstrip("+~"): value for key, equals, value in (text.partition("=") for text in before) if equals}
     chosen = defaults(folders[-1]) | {group: option for group, option in given.items() if "." not in group}
-    if "experiment" in given:
-        preset = load(folders, "experiment", given["experiment"])[0]
-        for entry in preset.get("defaults", ()):
-            for name, option in entry.items() if isinstance(entry, dict) else ():
-                group = name.removeprefix("override /")
-                chosen[group] = given.get(group, option)
+    preset, _ = load(folders, "experiment", given.get("experiment", ""))
+    for entry in preset.get("defaults", ()):
+        for name, option in entry.items() if isinstance(entry, dict) else ():
+            group = name.removeprefix("override /")
+            chosen[group] = given.get(group, str(option))
     main = read(folders[-1] / "config.yaml")
     keys = dict(leaves({key: value for key, value in main.items() if key not in ("defaults", "hydra")}))
     for group in list_groups(folders):
         option, whole = load(folders, group, str(chosen.get(group, "")).split(",")[0])
         keys |= leaves(option, "" if whole else f"{group}.")
-    return keys
+    return keys | dict(leaves(preset))
 
 
 def load(folders: list[Path], group: str, name: str) -> tuple[dict[str, Any], bool]:
