@@ -54,7 +54,7 @@ def test_keys_a_step_at_a_time_and_values():
     assert offered("loc") == ["local."]
     assert "local.epochs=" in offered("local.")
     assert all(text.startswith("local.") for text in offered("local."))
-    assert offered("algorithm=fedntd algorithm.t") == ["algorithm.tau="]
+    assert offered("algorithm=fedntd algorithm.b") == ["algorithm.beta="]
     assert offered("+alg") == ["+algorithm.", "+algorithm="]
     assert offered("augment=") == ["augment=false", "augment=true"]
     assert offered("local.lr=") == ["local.lr=0.05"], "that of digits, the data set"
@@ -133,7 +133,8 @@ ask "fedexp nothing_like_it" nothing_like_it
 COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
 ask "fedexp algorithm=fedn" algorithm=fedn
 complete -p fedexp
-eval "$(fedexp --shell-completion uninstall=bash)" && complete -p fedexp 2>&1
+eval "$(fedexp --shell-completion uninstall=bash)" 
+complete -p fedexp 2>/dev/null || echo removed
 """
 
 
@@ -156,5 +157,5 @@ def test_a_real_bash(tmp_path):
         "0|",
         "2|algorithm=fednova |algorithm=fedntd |",
         "complete -o nospace -F _fedexp fedexp",
-        "bash: line 18: complete: fedexp: no completion specification",
+        "removed",
     ]

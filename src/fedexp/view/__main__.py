@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedexp: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"fedexp: {error.filename or out}: {error.strerror}", file=sys.stderr)
+        print(f"fedexp: {out}: cannot be written ({error.strerror})", file=sys.stderr)
         return 2
     print(display_path(out))
     if options.open:

@@ -114,7 +114,7 @@ function chart(setting, measure) {
 }
 
 function drawChart(svg, setting, measure, lines) {
-  const width = svg.clientWidth, height = svg.clientHeight, left = 44, right = 8, top = 8, bottom = 22;
+  const width = svg.clientWidth, height = svg.clientHeight, left = 44, right = 16, top = 8, bottom = 22;
   const points = lines.flatMap((line) => line.points);
   const rounds = [...new Set(points.map((p) => p[0]))].sort((a, b) => a - b);
   const values = points.flatMap((p) => [p[1] - p[2], p[1] + p[2]]);
@@ -298,8 +298,10 @@ function drawMap(canvas, values, rounds, classes) {
   const every = named ? 1 : Math.ceil(rows / 10);
   for (let c = 0; c < rows; c += every) pen.fillText(named ? fitted(pen, classes[c], left - 8) : String(c), left - 6, (c + 0.5) * cell.y);
   pen.textAlign = "center";
-  const step = Math.ceil(columns / Math.max(2, width / 70));
-  for (let i = 0; i < columns; i += step) pen.fillText(String(rounds[i]), Math.max(left + 4, left + (i + 0.5) * cell.x), height - 9);
+  for (const round of ticks(rounds[0], rounds.at(-1), Math.max(2, width / 70))) {
+    const i = rounds.indexOf(round); // a round that was not evaluated, or that is left out, has no column
+    if (i >= 0) pen.fillText(String(round), Math.min(left + (i + 0.5) * cell.x, width - 10), height - 9);
+  }
   let at = [0, 0];
   const show = (i, c, px, py) => {
     at = [Math.max(0, Math.min(columns - 1, i)), Math.max(0, Math.min(rows - 1, c))];
@@ -540,7 +542,8 @@ function changed() {
 }
 
 function begin() {
-  const counts = sorted(data.runs.reduce((all, run) => all.set(run.status, (all.get(run.status) ?? 0) + 1), new Map()));
+  const rank = (status) => ["completed", "running", "unfinished", "diverged", "failed"].indexOf(status);
+  const counts = [...data.runs.reduce((all, run) => all.set(run.status, (all.get(run.status) ?? 0) + 1), new Map())].sort((a, b) => rank(a[0]) - rank(b[0]));
   $("#about").textContent = `${plural(data.runs.length, "run")}, ${plural(data.methods.length, "method")}, ${plural(data.settings.length, "setting")}; made ${data.made.slice(0, 16).replace("T", " ")} by fedexp ${data.version}.`;
   $("#statuses").append(...counts.map(([status, count]) => make("button", { type: "button", class: status, onclick: () => find(status) }, `${count} ${status}`)));
   $("#setting").append(...data.settings.map((name, i) => option(i, name)), ...(data.settings.length > 1 ? [option("all", "all settings")] : []));
