@@ -83,7 +83,9 @@ def test_own_groups_are_listed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["-h"], ["--cfg", "job"], ["algorithm=fedntd", "--cfg", "job"]], ids=" ".join
+    "arguments",
+    [["--help"], ["-h"], ["--cfg", "job"], ["algorithm=fedntd", "--cfg", "job"], ["-sc", "query=bash"]],
+    ids=" ".join,
 )
 def test_answers_without_importing_anything_heavy(arguments: list[str], tmp_path: Path):
     """What makes the start slow is torch and its kin; a clock would measure the machine instead."""

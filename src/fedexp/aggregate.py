@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +58,36 @@ def write_report(directory: Path, figures: bool) -> list[Path]:
         return paths
 
 
+@dataclass(frozen=True)
+class Tables:
+    """What runs say together."""
+
+    tidy: pd.DataFrame  # compare.cells where `sweep` is given, else means
+    targets: pd.DataFrame  # rounds_to_targets
+    sweep: Sweep | None  # named and with printed values
+
+
+def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
+    """Of the jobs of a sweep, finished or not; None where no run is over."""
+    sweep, runs = sweep_of(directory), [run for run in jobs if run.finished]
+    if not runs:
+        return None
+    targets = rounds_to_targets(runs, printed_targets(sweep, runs) if sweep is not None else {})
+    if sweep is not None and compare.printed_cells(sweep):
+        return Tables(compare.cells(sweep, jobs), targets, sweep)
+    return Tables(means(runs), targets, None)
+
+
 def write_tables(directory: Path) -> list[Path]:
     """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
-    jobs, sweep = load_jobs(directory), sweep_of(directory)
-    runs = [run for run in jobs if run.finished]
-    if not runs:
+    tables = tables_of(directory, load_jobs(directory))
+    if tables is None:
         return []
-    printed = printed_targets(sweep, runs) if sweep is not None else {}
-    targets = rounds_to_targets(runs, printed)
-    if sweep is not None and compare.printed_cells(sweep):
-        tidy = compare.cells(sweep, jobs)
-        parts, head = layout.sections(tidy), heading(sweep, tidy)
+    tidy, targets = tables.tidy, tables.targets
+    if tables.sweep is not None:
+        parts, head = layout.sections(tidy), heading(tables.sweep, tidy)
     else:
-        tidy, head = means(runs), f"# {directory.name}\n"
+        head = f"# {directory.name}\n"
         shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
         parts = [layout.Section("", shown)]
     numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
@@ -86,21 +104,29 @@ def write_tables(directory: Path) -> list[Path]:
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     """What the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
-    counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
-    lines = [f"# {sweep.title}", f"{layout.LEGEND} {compare.TOLERANCES}", f"{len(tidy)} printed values: {counts}."]
+    lines = [f"# {sweep.title}", f"{layout.LEGEND} {compare.TOLERANCES}", verdicts(tidy)]
     if changes := [text for text in tidy["changes"].unique() if text]:
         lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
     return "\n\n".join(lines) + "\n"
 
 
+def verdicts(tidy: pd.DataFrame) -> str:
+    counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
+    return f"{len(tidy)} printed values: {counts}."
+
+
+def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """What a run is but for its seed: (data set and partition, algorithm and its options, other overrides)."""
+    data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
+    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", *WHERE))]
+    others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
+    return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
+
+
 def key_of(run: Run) -> tuple[str, str]:
     """(what it is but for the seed, the same but for the algorithm as well)."""
-    choices = [str(run.summary.get(name)) for name in ("dataset", "partition", "algorithm")]
-    changes = [o for o in run.overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", *WHERE))]
-    group = ("algorithm", "dataset=", "partition=")
-    others = [o for o in changes if not o.startswith(group)]
-    methods = [o for o in changes if o.startswith("algorithm.")]
-    return " ".join([*choices, *methods, *others]), " ".join([*choices[:2], *others])
+    data, method, others = parts_of(run.summary, run.overrides)
+    return " ".join([*data, *method, *others]), " ".join([*data, *others])
 
 
 def means(runs: Sequence[Run]) -> pd.DataFrame:

@@ -44,6 +44,11 @@ def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
 
                 print(help_text(conf_directory(), config_directories(arguments)))
                 return 0
+            if "--shell-completion" in arguments or "-sc" in arguments:
+                from fedexp.completion import answer_shell
+
+                print(answer_shell(arguments, [*config_directories(arguments), conf_directory()]))
+                return 0
             return run_hydra(arguments)
     except ConfigError as error:
         return say(str(error))

@@ -96,7 +96,7 @@ def sections() -> "list[Section]":
     drawn["class"] = [curve(title="accuracy of each class", metric_regex=CLASSES)]
     names = ("test", "class", *(name for name in CURVES if name != "test"))
     return [
-        Section(name="results", panels=bars, is_open=True),
+        Section(name="results", panels=[*bars], is_open=True),
         *(Section(name=name, panels=drawn[name], is_open=name in ("test", "forgetting")) for name in names),
         Section(name="figures", panels=[media(name) for name in PICTURES], is_open=True),
         Section(name="tables", panels=[wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in TABLES]),

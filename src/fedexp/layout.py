@@ -33,18 +33,25 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
     return f"{value:.{digits}f}"
 
 
-def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
-    """(ours with its mark, the printed one); forgetting in parentheses."""
-    bracket = "({})" if row["metric"] == "forgetting" else "{}"
+def both(row: Mapping[str, Any]) -> tuple[str, str]:
+    """(ours ± standard deviation, the printed one) of a row of the tidy table; "" where nothing was run."""
     printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"], row["metric"])
     if not row["n"]:
-        return "", bracket.format(printed)
+        return "", printed
     ours = number(row["mean"], row["unit"], row["metric"])
     if row["diverged"] == row["n"]:
         ours = "failed"
     if row["std"] is not None and row["std"] == row["std"]:
         ours += f" ± {number(row['std'], row['unit'], row['metric'])}"
-    return bracket.format(ours + MARKS.get(row["verdict"], "")), bracket.format(printed)
+    return ours, printed
+
+
+def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
+    """(ours with its mark, the printed one); forgetting in parentheses."""
+    bracket = "({})" if row["metric"] == "forgetting" else "{}"
+    ours, printed = both(row)
+    marked = ours + MARKS.get(row["verdict"], "")
+    return bracket.format(marked) if row["n"] else "", bracket.format(printed)
 
 
 def one_cell(group: pd.DataFrame) -> str:

@@ -1,0 +1,447 @@
+"""`python -m fedexp.view`: what is in the page, that its data cannot break out of it, and that a browser shows it."""
+
+import base64
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from browser import Page, chromium, find_chromium
+from fedexp.aggregate import write_tables
+from fedexp.sweep import load_sweep
+from fedexp.view import render
+from fedexp.view.__main__ import main
+from fedexp.view.collect import LEVELS, MOST_POINTS, collect, distinct
+from world import CONF
+
+NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"&<!--"
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_run(
+    directory: Path, overrides: dict[str, str], rounds: int = 6, classes: int = 3, status="completed", names=None
+) -> Path:
+    """A run directory as a run leaves it, without the training: accuracy of class c after round r is known."""
+    chosen = {"algorithm": "fedavg", "dataset": "digits", "partition": "lda", "seed": "0"} | overrides
+    (directory / ".hydra").mkdir(parents=True)
+    (directory / ".hydra/overrides.yaml").write_text(yaml.safe_dump([f"{k}={v}" for k, v in overrides.items()]))
+    groups = {key: chosen[key] for key in ("algorithm", "dataset", "partition")}
+    config = {k: yaml.safe_load(v) for k, v in chosen.items() if k not in groups} | {
+        "rounds": rounds,
+        "local": {"epochs": 5},
+        "choices": groups,
+    }
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    shift = 0.01 * int(chosen["seed"]) + 0.05 * (chosen["algorithm"] != "fedavg")
+    accuracy = {(r, c): min(1.0, r / (rounds + 1 + c) + shift) for r in range(rounds + 1) for c in range(classes)}
+    write_csv(
+        directory / "class_accuracy.csv",
+        [{"round": r, "class": c, "accuracy": a} for (r, c), a in accuracy.items()],
+    )
+    test = [float(np.mean([accuracy[r, c] for c in range(classes)])) for r in range(rounds + 1)]
+    write_csv(
+        directory / "rounds.csv",
+        [
+            {
+                "round": r,
+                "test_accuracy": test[r],
+                "test_loss": 2.3 / (r + 1),
+                "train_loss": 2 / r if r else "",
+                "lr": 0.1,
+                "forgetting": 0.1 * r if r > 1 else "",
+                "bytes_up": 5,
+                "seconds": 1.5,
+            }
+            for r in range(rounds + 1)
+        ],
+    )
+    np.savez(directory / "partition.npz", classes=np.array(names or [f"class {c}" for c in range(classes)]))
+    summary = {
+        "status": status,
+        "seed": int(chosen["seed"]),
+        **groups,
+        "accuracy": test[-1],
+        "best_accuracy": max(test),
+    }
+    summary |= {
+        "forgetting": 0.1 * rounds,
+        "rounds": rounds,
+        "seconds": 1.5 * rounds,
+        "rounds_to_target": {"0.5": None},
+    }
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
+
+
+def write_sweep(folder: Path, algorithms=("fedavg", "fedntd"), alphas=("0.1", "1"), seeds=2, **options) -> Path:
+    for algorithm in algorithms:
+        for alpha in alphas:
+            for seed in range(seeds):
+                overrides = {"algorithm": algorithm, "alpha": alpha, "seed": str(seed)}
+                write_run(folder / f"{algorithm}_{alpha}_{seed}", overrides, **options)
+    return folder
+
+
+def page_data(page: str) -> dict:
+    """The data as the browser reads them."""
+    return json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
+
+
+def level(value: float) -> int:
+    return round(min(max(value, 0), 1) * LEVELS)
+
+
+# --- the data
+
+
+def test_a_sweep(tmp_path):
+    sweep = write_sweep(tmp_path / "mine")
+    data = page_data(render(collect([sweep])))
+    assert (data["title"], len(data["runs"])) == ("mine", 8)
+    assert data["methods"] == ["fedavg", "fedntd"]
+    assert data["settings"] == ["digits lda alpha=0.1", "digits lda alpha=1"]
+    run = next(run for run in data["runs"] if run["name"] == "fedntd_1_1")
+    assert (run["status"], run["seed"], run["problems"]) == ("completed", 1, [])
+    assert (data["methods"][run["method"]], data["settings"][run["setting"]]) == ("fedntd", "digits lda alpha=1")
+    assert data["axes"][run["axis"]] == list(range(7))
+    expected = [np.mean([min(1, r / (7 + c) + 0.06) for c in range(3)]) for r in range(7)]
+    assert run["curves"]["test_accuracy"] == [float(f"{value:.4g}") for value in expected]
+    assert run["curves"]["forgetting"] == [None, None, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert data["measures"][:2] == ["test_accuracy", "forgetting"]
+    assert not {"bytes_up", "seconds", "lr"} & set(data["measures"])
+    levels = np.frombuffer(base64.b64decode(run["heat"]["data"]), np.uint8).reshape(7, 3)
+    assert levels.tolist() == [[level(r / (7 + c) + 0.06) for c in range(3)] for r in range(7)]
+    assert data["classes"][run["heat"]["classes"]] == ["class 0", "class 1", "class 2"]
+
+
+def test_the_configuration_differences_first(tmp_path):
+    keys = collect([write_sweep(tmp_path / "mine", seeds=1)])["keys"]
+    assert [key["key"] for key in keys if "of" in key] == ["alpha", "choices.algorithm"]
+    assert keys[0] == {"key": "alpha", "values": ["0.1", "1"], "of": [0, 1, 0, 1]}
+    assert {"key": "local.epochs", "values": ["5"]} in keys
+
+
+def test_tables_are_those_of_the_report(tmp_path):
+    """Each number of table.csv and rounds_to_target.csv."""
+    import pandas as pd
+
+    sweep = write_sweep(tmp_path / "mine")
+    write_tables(sweep)
+    (table,) = collect([sweep])["tables"]
+    for name, kind in (("table.csv", "means"), ("rounds_to_target.csv", "targets")):
+        written = pd.read_csv(sweep / name)
+        assert table[kind]["columns"] == list(written)
+        values = np.array([row[1:] for row in table[kind]["rows"]], dtype=float)
+        np.testing.assert_allclose(values, written.iloc[:, 1:].to_numpy(float), rtol=5e-4)
+    assert table["means"]["rows"][0][0] == "digits lda fedavg alpha=0.1"
+
+
+def test_a_named_sweep_beside_the_print(tmp_path):
+    sweep = tmp_path / "fedntd_table1"
+    for seed in ("0", "1"):
+        write_run(sweep / f"run{seed}", {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg", "seed": seed})
+    data = collect([sweep])
+    (table,) = data["tables"]
+    assert data["title"] == load_sweep("fedntd_table1", [CONF]).title
+    accuracy, forgetting = table["cells"]["FedAvg"]["MNIST s=2"]
+    assert (accuracy["printed"], accuracy["n"], accuracy["verdict"]) == ("78.63", 2, "outside")
+    assert accuracy["ours"] == "76.29 ± 0.71", "mean of 6/7, 6/8 and 6/9, and 1 point more"
+    assert (forgetting["metric"], forgetting["printed"]) == ("forgetting", "0.200")
+    empty = table["cells"]["FedNTD"]["MNIST s=2"][0]
+    assert (empty["n"], empty["verdict"], empty["ours"]) == (0, "not run", "-")
+
+
+def test_single_runs_and_several_directories(tmp_path, capsys):
+    sweep = write_sweep(tmp_path / "mine", seeds=1)
+    other = write_sweep(tmp_path / "other", algorithms=["fedprox"], seeds=1)
+    runs = sorted(path for path in sweep.iterdir())[:2]
+    assert [run["name"] for run in collect(runs)["runs"]] == [path.name for path in runs]
+    assert [run["name"] for run in collect([runs[0]])["runs"]] == [runs[0].name]
+    both = collect([sweep, other])
+    assert [table["title"] for table in both["tables"]] == ["mine", "other"]
+    assert {run["name"].split("/")[0] for run in both["runs"]} == {"mine", "other"}
+    assert main([str(runs[0])]) == 0
+    assert (runs[0] / "view.html").exists()
+    assert main([str(path) for path in runs]) == 0
+    assert (sweep / "view.html").exists(), "the directory that they share"
+
+
+def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
+    sweep = write_sweep(tmp_path / "mine", alphas=["1"], seeds=3)
+    (sweep / "fedavg_1_0/class_accuracy.csv").unlink()
+    (sweep / "fedavg_1_1/summary.json").write_text('{"status": "comp')
+    (sweep / "fedavg_1_2/rounds.csv").write_text("")
+    (sweep / "fedntd_1_0/config.yaml").write_text("a: [")
+    with (sweep / "fedntd_1_1/rounds.csv").open("a") as file:
+        file.write("7,0.9")  # killed while it wrote
+    (sweep / "fedntd_1_2/summary.json").unlink()
+    failed = sweep / "went_wrong"
+    failed.mkdir()
+    (failed / "summary.json").write_text('{"status": "failed", "error": "boom", "algorithm": "fedavg"}')
+    (failed / "error.txt").write_text("Traceback\nValueError: boom")
+    runs = {run["name"]: run for run in collect([sweep])["runs"]}
+    assert runs["fedavg_1_0"]["problems"] == ["class_accuracy.csv is missing"]
+    assert runs["fedavg_1_0"]["heat"] is None
+    assert runs["fedavg_1_1"]["problems"][0].startswith("summary.json cannot be read: ")
+    assert runs["fedavg_1_1"]["status"] == "unfinished"
+    assert runs["fedavg_1_2"]["problems"] == ["rounds.csv cannot be read: No columns to parse from file"]
+    assert "curves" not in runs["fedavg_1_2"]
+    assert runs["fedntd_1_0"]["problems"][0].startswith("config.yaml cannot be read: ")
+    assert runs["fedntd_1_1"]["curves"]["test_accuracy"][-1] == 0.9
+    assert (runs["fedntd_1_2"]["status"], runs["fedntd_1_2"]["problems"]) == ("unfinished", ["summary.json is missing"])
+    assert (runs["went_wrong"]["status"], runs["went_wrong"]["error"]) == ("failed", "Traceback\nValueError: boom")
+    assert runs["went_wrong"]["setting"] is None
+
+
+def test_long_runs_are_thinned_and_it_is_said(tmp_path):
+    (run,) = collect([write_run(tmp_path / "long", {}, rounds=1000, classes=50)])["runs"]
+    assert run["every"] == 4
+    assert len(run["curves"]["test_accuracy"]) <= MOST_POINTS + 1
+    assert run["heat"]["every"] == 5
+    assert len(base64.b64decode(run["heat"]["data"])) == 50 * 201, "the last round is always there"
+
+
+def test_names_of_settings():
+    words = ["a lda x=1 y=1", "a lda x=2 y=1", "b lda z=3", None]
+    assert distinct([text and text.split() for text in words]) == ["a lda x=1", "a lda x=2", "b lda", None]
+
+
+def test_the_data_cannot_leave_their_element(tmp_path):
+    run = write_run(tmp_path / "bad", {"note": NASTY}, names=[NASTY, "b", "c"])
+    data = collect([run])
+    page = render(data | {"title": NASTY})
+    assert page.count("</script>") == 2, "that of the data and that of the script"
+    assert "<img" not in page
+    assert page_data(page)["classes"] == [[NASTY, "b", "c"]]
+
+
+def test_the_page_has_no_address(tmp_path):
+    page = render(collect([write_run(tmp_path / "run", {})]))
+    for address in ("http:", "https:", "//cdn", "@import", "src=", "url("):
+        assert address not in page.replace("http://www.w3.org/2000/svg", ""), address
+
+
+# --- the command
+
+
+def test_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    sweep = write_sweep(tmp_path / "mine", seeds=1)
+    assert main([str(sweep), "--out", str(tmp_path / "page.html"), "--open"]) == 0
+    assert capsys.readouterr().out.strip().endswith("page.html")
+    assert opened == [(tmp_path / "page.html").as_uri()]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "page.html"]
+
+
+@pytest.mark.parametrize("case", ["missing", "empty", "unwritable"])
+def test_bad_input(case, tmp_path, capsys):
+    sweep = write_sweep(tmp_path / "sweeps" / "mine", seeds=1, alphas=["1"])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    arguments, message = {
+        "missing": ([str(tmp_path / "sweeps/mien")], "mien: no such directory (nearest: 'mine')"),
+        "empty": ([str(tmp_path / "empty")], "empty: neither a run nor a directory of runs"),
+        "unwritable": ([str(sweep), "--out", str(tmp_path / "taken")], "taken: cannot be written (Is a directory)"),
+    }[case]
+    before = sorted(tmp_path.rglob("*"))
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# --- a real browser
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A browser at the page of a sweep with hostile names, a run that diverged, one that failed, one without files."""
+    folder = tmp_path_factory.mktemp("view")
+    sweep = write_sweep(folder / "mine", algorithms=["fedavg", "fedntd"], seeds=3, classes=4)
+    write_run(sweep / "hostile", {"algorithm": "fedprox", "alpha": "1", "note": NASTY}, names=[NASTY, "b", "c"])
+    write_run(sweep / "off", {"algorithm": "moon", "alpha": "1"}, status="diverged")
+    (sweep / "broken").mkdir()
+    (sweep / "broken/summary.json").write_text(json.dumps({"status": "failed", "error": NASTY}))
+    (sweep / "broken/error.txt").write_text(NASTY)
+    assert main([str(sweep)]) == 0
+    with chromium() as page:
+        page.look(1200, 900)
+        page.open(sweep / "view.html")
+        page.settle()
+        yield page
+
+
+browser = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no chromium here (apt-get install chromium)"),
+]
+
+
+def choose(page: Page, selector: str, value: str) -> None:
+    page.run(
+        f"(s => {{ s.value = {value!r}; s.dispatchEvent(new Event('change')); }})(document.querySelector({selector!r}))"
+    )
+    page.settle()
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    return page.run(f"[...document.querySelectorAll({selector!r})].map(node => node.textContent)")
+
+
+class TestInABrowser:
+    pytestmark = browser
+
+    def test_shows_everything_and_asks_for_nothing(self, shown):
+        assert "15 runs" in shown.run("document.querySelector('#about').textContent")
+        assert texts(shown, "#statuses button") == ["13 completed", "1 diverged", "1 failed"]
+        assert len(texts(shown, "#runs tbody tr")) == 15
+        assert len(texts(shown, "#results tbody tr")) == 6
+        assert [address.split(":")[0] for address in shown.requests] == ["file"]
+        assert shown.errors == []
+
+    def test_hostile_text_is_text(self, shown):
+        shown.run("[...document.querySelectorAll('#runs button.link')].find(b => b.textContent === 'broken').click()")
+        assert NASTY in shown.run("document.querySelector('#details').textContent")
+        shown.run("document.querySelector('#details').close()")
+        assert NASTY in shown.run("document.querySelector('#configuration').textContent")
+        assert shown.run("typeof window.hacked") == "undefined"
+        assert shown.run("document.images.length") == 0
+        assert shown.run("document.scripts.length") == 2
+
+    def test_selectors(self, shown):
+        choose(shown, "#setting", "0")  # alpha=0.1
+        lines = "#curves .charts .panel:first-child path[stroke-dasharray]"
+        assert len(texts(shown, lines)) == 2
+        assert len(texts(shown, "#heat canvas")) == 2
+        choose(shown, "#seeds", "lines")
+        assert len(texts(shown, lines)) == 6
+        choose(shown, "#setting", "1")  # alpha=1: moon too, with a cross at its end
+        assert len(texts(shown, lines)) == 3 + 3 + 2
+        choose(shown, "#seeds", "band")
+        assert len(texts(shown, lines)) == 2 + 2
+        shown.run("[...document.querySelectorAll('#methods button')].find(b => b.textContent === 'fedntd').click()")
+        shown.settle()
+        assert len(texts(shown, lines)) == 1 + 2
+        assert "hidden=1" in shown.run("location.hash")
+        shown.run("[...document.querySelectorAll('#methods button')].find(b => b.textContent === 'all').click()")
+        assert shown.errors == []
+
+    def test_heat_maps_have_the_colours_of_their_values(self, shown):
+        """A cell of the best class is as bright as the scale says: viridis at 0 and at its value."""
+        choose(shown, "#setting", "0")
+        shown.run("document.querySelector('#heat').scrollIntoView()")
+        shown.settle()
+        look = (
+            "(c => [...c.getContext('2d').getImageData(c.width - 3, {row}, 1, 1).data].slice(0, 3))"
+            "(document.querySelector('#heat canvas'))"
+        )
+        last = shown.run(look.format(row=4))  # class 0, last round: mean of 6/7 + 0, 0.01, 0.02
+        place = (6 / 7 + 0.01) * 9
+        assert 7 < place < 8
+        low, high = np.array([0x6E, 0xCE, 0x58]), np.array([0xB5, 0xDE, 0x2B])
+        assert np.abs(np.array(last) - (low + (high - low) * (place - 7))).max() < 4
+        raw = shown.run(look.format(row=60))
+        choose(shown, "#scale", "normalised")
+        assert shown.run(look.format(row=60)) != raw
+        choose(shown, "#scale", "raw")
+
+    def test_finds_runs(self, shown):
+        shown.run(
+            "(s => { s.value = 'fedntd alpha=1 seed=2'; s.dispatchEvent(new Event('input')); })(find)".replace(
+                "(find)", "(document.querySelector('#find'))"
+            )
+        )
+        assert texts(shown, "#runs tbody tr:not([hidden]) button.link") == ["fedntd_1_2"]
+        assert texts(shown, "#found") == ["1 of 15 runs"]
+        shown.run("document.querySelector('#statuses button.diverged').click()")
+        assert texts(shown, "#runs tbody tr:not([hidden]) button.link") == ["off"]
+
+    def test_by_keyboard(self, shown):
+        choose(shown, "#setting", "0")
+        shown.run("document.querySelector('#setting').focus()")
+        shown.press("ArrowDown")
+        assert shown.run("document.querySelector('#setting').value") == "1"
+        assert "setting=1" in shown.run("location.hash")
+        shown.run("document.querySelector('#methods button').focus()")
+        shown.press(" ")
+        assert shown.run("document.querySelector('#methods button').getAttribute('aria-pressed')") == "false"
+        shown.press(" ")
+        shown.run("document.querySelector('#curves').scrollIntoView()")
+        shown.settle()
+        shown.run("document.querySelector('#curves svg.chart').focus()")
+        shown.press("ArrowRight")
+        assert shown.run("document.querySelector('#tip').textContent").startswith("round 0")
+        shown.press("ArrowRight")
+        assert shown.run("document.querySelector('#tip').textContent").startswith("round 1")
+
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_fits_a_phone_and_is_readable(self, shown, dark):
+        """No sideways scrolling; text against its ground by at least 4.5 (WCAG AA)."""
+        shown.look(390, 800, dark)
+        assert shown.run("document.documentElement.scrollWidth") <= 390
+        contrast = """(() => {
+          const style = getComputedStyle(document.documentElement);
+          const part = (v) => (v /= 255, v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+          const bright = (name) => {
+            let hex = style.getPropertyValue(name).trim().slice(1);
+            if (hex.length === 3) hex = [...hex].map((c) => c + c).join("");
+            const [r, g, b] = [0, 2, 4].map((i) => part(parseInt(hex.slice(i, i + 2), 16)));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          };
+          const ratio = (a, b) => (Math.max(bright(a), bright(b)) + 0.05) / (Math.min(bright(a), bright(b)) + 0.05);
+          const text = [["--ink", "--ground"], ["--ink", "--card"], ["--soft", "--card"], ["--soft", "--ground"],
+            ["--accent", "--card"], ["--good", "--good-wash"], ["--bad", "--bad-wash"], ["--odd", "--odd-wash"]];
+          const lines = [0, 1, 2, 3, 4, 5, 6, 7].map((i) => [`--c${i}`, "--card"]);
+          return [Math.min(...text.map((p) => ratio(...p))), Math.min(...lines.map((p) => ratio(...p)))];
+        })()"""
+        text, lines = shown.run(contrast)
+        assert text >= 4.5
+        assert lines >= 3, "graphics"
+        shown.look(1200, 900)
+
+    def test_the_address_keeps_the_view(self, shown, tmp_path):
+        source = shown.run("decodeURI(location.pathname)")
+        page = shutil.copy(source, tmp_path / "copy.html")
+        shown.open(Path(page), "#setting=1&seeds=lines&scale=normalised&hidden=0")
+        shown.settle()
+        values = [shown.run(f"document.querySelector('#{name}').value") for name in ("setting", "seeds", "scale")]
+        assert values == ["1", "lines", "normalised"]
+        assert texts(shown, "#methods [aria-pressed=false]") == ["fedavg"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_chromium() is None, reason="no chromium here (apt-get install chromium)")
+def test_stays_fast_with_300_runs(tmp_path):
+    """Size of the file; seconds of the page's thread (CPU, not the clock of a busy machine) to load and to switch."""
+    algorithms = ["fedavg", "fedntd", "fedprox", "moon", "scaffold", "fednova"]
+    sweep = write_sweep(tmp_path / "big", algorithms, [str(a / 10) for a in range(1, 11)], 5, rounds=60, classes=10)
+    assert main([str(sweep)]) == 0
+    assert (sweep / "view.html").stat().st_size < 2e6
+    with chromium() as page:
+        page.look(1200, 900)
+        page.call("Performance.enable", timeDomain="threadTicks")
+
+        def spent() -> float:
+            found = {item["name"]: item["value"] for item in page.call("Performance.getMetrics")["metrics"]}
+            return found["TaskDuration"]
+
+        before = spent()
+        page.open(sweep / "view.html")
+        page.settle()
+        loaded = spent()
+        assert loaded - before < 5
+        choose(page, "#setting", "7")
+        assert spent() - loaded < 1
+        assert page.errors == []
