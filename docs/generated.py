@@ -166,7 +166,9 @@ def options_table(name: str) -> str:
         key = field.name
         meaning = [fields[key]] if key in fields else []
         meaning += [said[key]] if key in said and said[key] != fields.get(key) else []
-        lines.append((f"`algorithm.{key}`", cell(getattr(made, key)), prose(allowed.get(key, "")), prose("; ".join(meaning))))
+        lines.append(
+            (f"`algorithm.{key}`", cell(getattr(made, key)), prose(allowed.get(key, "")), prose("; ".join(meaning)))
+        )
     return table(("key", "default", "must be", "meaning"), lines)
 
 
@@ -209,7 +211,12 @@ def algorithm_page(name: str) -> str:
         parts += ["## What it does", from_docstring(module.__doc__ or "")]
         if schema.__doc__ and not schema.__doc__.startswith(f"{schema.__name__}("):  # the latter is a dataclass's own
             parts.append(from_docstring(schema.__doc__))
-    parts += ["## Options", options_table(name), restrictions(algorithm(name)), prose(" ".join(comments(algorithm_file(name))))]
+    parts += [
+        "## Options",
+        options_table(name),
+        restrictions(algorithm(name)),
+        prose(" ".join(comments(algorithm_file(name)))),
+    ]
     if needs := needs_table(name):
         parts += ["## Needs beyond FedAvg", needs]
     if tuned := sorted((CONF / "tuned").glob(f"*_{name}.yaml")):
@@ -294,7 +301,9 @@ def suspects(paper: str) -> str:
         found = [row for row in csv.DictReader(file) if row["paper"] == paper and row["note"].startswith("suspect: ")]
     why: dict[tuple[str, str], list[str]] = {}
     for row in found:
-        why.setdefault((row["table"], row["note"].removeprefix("suspect: ")), []).append(f"{row['method']} {row['value']}")
+        why.setdefault((row["table"], row["note"].removeprefix("suspect: ")), []).append(
+            f"{row['method']} {row['value']}"
+        )
     return "\n".join(f"- Table {number}, {', '.join(cells)}: {note}." for (number, note), cells in why.items())
 
 
