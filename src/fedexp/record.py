@@ -17,7 +17,7 @@ import torch
 from fedexp import checkpoint, files
 from fedexp.engine.base import Cohort, Evaluation
 from fedexp.experiment import Experiment, State
-from fedexp.metrics.accuracy import class_accuracy
+from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import TASK_COLUMNS, TaskHistory
 from fedexp.trackers.base import RoundRecord, Tracker
@@ -130,7 +130,7 @@ class Recorder:
     def _add_evaluation(self, state: State, number: int, evaluation: Evaluation) -> None:
         correct = evaluation.class_correct.cpu().numpy()
         state.history.add(number, class_accuracy(correct, self.totals))
-        state.accuracy.append((number, float(correct.sum() / self.totals.sum())))
+        state.accuracy.append((number, overall_accuracy(correct, self.totals)))
         if self.experiment.has_tasks:
             right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals)
             state.tasks.append((number, right.tolist()))

@@ -9,8 +9,8 @@ and the server averages with the n_k of the new task for both kinds.
 `server_distillation` (section 4.3), from the first task on: the server's surrogate set is cut at random into m + 1
 contiguous parts; part j gets the soft labels of local model j, the last those of the global model before the round; the
 average is trained on all of them with L_d, for E epochs of batches of `server_batch_size` with the clients' optimizer.
-Readings (protocols.md C1-C8): N is rounded up; lambda_d stays on the reviewers' loss; no client does both; teachers are
-in eval mode; the server's term has weight 1.
+Readings of what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; no client does both;
+teachers are in eval mode; the server's term has weight 1.
 `paradigm=centralized` (algorithm=cfed_c): one model; batches of the new task (CE) are mixed with as many surrogate
 batches (lambda_d L_d).
 """

@@ -4,8 +4,8 @@ J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated 
 the authors' code, for the last p = 2 tensors (weight and bias of the classifier), with which FedKA's Table 9 can be
 compared:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
-    W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1), by mini-batches of `part` of the local
-    data
+    W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1),
+by mini-batches of `part` of the local data.
 W is 1 at first and kept. The first time, passes are repeated until the last 10 losses (of a pass's last batch) have a
 standard deviation below `threshold`, but no more than `max_passes`; later there is one pass. Then training as usual.
 Off before a client has trained once. Accuracy is that of the averaged model (FedKA's generic accuracy).

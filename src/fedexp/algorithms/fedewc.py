@@ -9,7 +9,7 @@ computes it on its own examples at the end of the task, and the server averages 
 The sum over tasks is kept as one quadratic, P_j (w_j - a_j)^2 with P = sum_s F^(s) and a = sum_s F^(s) theta_s / P, the
 same up to a constant. Examples are not augmented there.
 Deviation from CFeD's released code, whose "Fisher information" is taken at the current model on the new task's examples
-in every round, so that it protects nothing old (protocols.md C10).
+in every round, so that it protects nothing old.
 `paradigm=centralized` (algorithm=ewc): EWC.
 """
 

@@ -2,8 +2,8 @@
 
 M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, Eq. (3)-(4). A client
 receives `models` other clients' models theta_j, and with its loss l_i on its own validation data
-    w_j proportional to max(0, (l_i(theta_i) - l_i(theta_j)) / ||theta_j - theta_i||),   sum_j w_j = 1 if any is
-    positive theta_i <- theta_i + sum_j w_j (theta_j - theta_i),  then local training.
+    w_j proportional to max(0, (l_i(theta_i) - l_i(theta_j)) / ||theta_j - theta_i||),   sum_j w_j = 1 if any is > 0
+    theta_i <- theta_i + sum_j w_j (theta_j - theta_i),  then local training.
 The server keeps an affinity P (identity at first), adds w_ij to P_ij, and sends the largest; with probability epsilon,
 which falls by `epsilon_decay` a round, random ones instead (the authors' code).
 Validation: `validation` of a client's examples, the same in all rounds, which it does not train on.

@@ -1,6 +1,6 @@
 """FedMultiHead: one head per task on a shared body, tested with the head of each example's task.
 
-The upper bound of CFeD (IJCAI 2022, section 5.3; protocols.md C-E1): it is told the task at test. With disjoint classes
+The upper bound of CFeD (IJCAI 2022, section 5.3): it is told the task at test. With disjoint classes
 the heads are rows of the classifier; where tasks share their labels each has C rows of its own. Training sees the rows
 of the current task only, and the server puts the others back as they were, whatever the optimizer did to them (weight
 decay), so that inactive heads stay untouched.

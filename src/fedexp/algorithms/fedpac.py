@@ -5,9 +5,9 @@ J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Align
     client   `head_epochs` epochs of the classifier alone at `head_lr`, then E epochs of the body alone on
              CE + lambda * MSE(f(x), prototype of y), the global prototype of the class, else the client's own;
              no alignment before the server has prototypes
-    server   body: average with n_k; prototypes: class means weighted by class counts; and for every client i of the
-    round
-             the classifier sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,
+    server   body: average with n_k; prototypes: class means weighted by class counts; and
+             for every client i of the round the classifier
+             sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,
              D_i[j, k] = sum_c <h_i^c - h_j^c, h_i^c - h_k^c>,   h_k^c = p_k^c mu_k^c,
              V_k = (1 / n_k) (sum_c p_k^c E||f||^2 - sum_c (p_k^c)^2 ||mu_k^c||^2).
 V and h are taken under the received body, before training; eigenvalues below 0.01 of a matrix that is not positive

@@ -2,8 +2,9 @@
 
 C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022, section 4
 and the authors' code. Before training, the global model in eval mode turns every batch (x, y) of the first pass into
-    pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)), soft labels y^s =
-    softmax(f_global(x^s)) perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
+    pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)),
+                    with soft labels y^s = softmax(f_global(x^s))
+    perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
 Step j on a batch, with the pseudo batch j (they come round again in every epoch):
     1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no weight decay;
        with local.optimizer=adam a step of Adam)

@@ -1,8 +1,8 @@
 """MOON: a contrastive loss pulls features towards the global model's and away from the client's previous model's.
 
 Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021, Eq. (3)-(4), with sim = cosine:
-    L = CE + mu * l_con,   l_con = -log( e^{sim(h, h_global)/tau} / (e^{sim(h, h_global)/tau} + e^{sim(h, h_prev)/tau})
-    ).
+    L = CE + mu * l_con
+    l_con = -log( e^{sim(h, h_global)/tau} / (e^{sim(h, h_global)/tau} + e^{sim(h, h_prev)/tau}) ).
 h: features of the same augmented batch; both reference models in eval mode. `prev` is the model that this client
 trained when it last took part, maybe many rounds ago, with its own running statistics.
 Deviations and switches: before its first participation `prev` is the initial global model (FedNTD's code; MOON's own

@@ -69,8 +69,8 @@ class Surrogate:
         return data, tuple(tasks), numbers
 
     def deal(self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator) -> "Shards":
-        """Random shards of the examples `numbers` (protocols.md C8): each client draws `shards` different ones, all
-        together every one about equally often (disjoint while there are enough), the server draws its own."""
+        """Random shards of the examples `numbers` (unlabelled, so not sorted): each client draws `shards` different
+        ones, all together every one about equally often (disjoint while there are enough), the server draws its own."""
         total = self.total_shards or 2 * num_clients
         for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
             require(count <= total, f"surrogate.{key}", count, f"at most the {total} shards that there are")

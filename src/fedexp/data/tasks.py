@@ -1,4 +1,4 @@
-"""Streams of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1; protocols.md section 2.1).
+"""Streams of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
 A stream is one data set in which every training example belongs to at most one task, and every test example to exactly
 one. Who trains on what in which round is decided elsewhere (fedexp.prepare); here, which examples a task has.
