@@ -30,6 +30,7 @@ def main() -> int:
     arguments, ranks = sys.argv[1:], find_ranks()
     # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray withholds lines of a job that are like those of another
     if ranks is None:
         return answer(arguments, nullcontext())
     from fedexp.engine.distributed import follow, leading

@@ -46,7 +46,7 @@ def one_gpu(names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None,
             if position is not None:
                 break
             if not waits:
-                log.info("waiting for a GPU: each has %d jobs or more (hardware.jobs_per_gpu)", jobs_per_gpu)
+                log.info("waiting for a GPU: each has hardware.jobs_per_gpu=%d jobs", jobs_per_gpu)
             waits = True
             time.sleep(interval)
         try:

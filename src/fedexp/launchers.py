@@ -89,19 +89,20 @@ def settle(config: DictConfig) -> int:
 
 def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
     """What is said when a sweep begins."""
+    from fedexp.trackers.base import display_path
+
     if launcher == "joblib":
         return f"hydra/launcher={launcher}: {jobs} jobs, {options['n_jobs']} at a time"
     if launcher.startswith("submitit"):
-        return f"hydra/launcher={launcher}: {jobs} jobs; what they print is in {directory / '.submitit'}"
+        return f"hydra/launcher={launcher}: {jobs} jobs; what they print is in {display_path(directory / '.submitit')}"
     return f"hydra/launcher={launcher}: {jobs} jobs"
 
 
 def quoted(value: str | int) -> str:
     """As Hydra's overrides have it."""
-    if isinstance(value, int):
-        return str(value)
-    text = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return str(value) if isinstance(value, int) else QuotedString(value, Quote.single).with_quotes()
 
 
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:
