@@ -107,9 +107,7 @@ def test_a_waiting_job_says_so(monkeypatch, tmp_path, caplog):
         gpus.one_gpu(["0"], 2, tmp_path, interval=7),
     ):
         raise AssertionError("it must wait")
-    assert [record.message for record in caplog.records] == [
-        "waiting for a GPU: each has hardware.jobs_per_gpu=2 jobs"
-    ]
+    assert [record.message for record in caplog.records] == ["waiting for a GPU: each has hardware.jobs_per_gpu=2 jobs"]
     with gpus.one_gpu(["0"], 1, tmp_path) as position:  # they were given back
         assert position == 0
 

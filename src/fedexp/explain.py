@@ -14,8 +14,8 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     """One message for an error that was raised while composing the configuration."""
     text = str(error)
     if found := re.search(r"Could not find 'hydra/launcher/([^']+)'", text):
-        options = ["basic", *list_options("launcher", [conf])]
-        return f"hydra/launcher={found[1]}: no such launcher{nearest(found[1], options)}; launchers: {', '.join(options)}"
+        name, options = found[1], ["basic", *list_options("launcher", [conf])]
+        return f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers: {', '.join(options)}"
     if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
         group, option = found.groups()
         options = list_options(group, [conf, *extra])

@@ -1,4 +1,4 @@
-"""Which GPU of a machine a job of a sweep takes: the one with the fewest jobs, of which each has `jobs_per_gpu` at most.
+"""Which GPU of a machine a job of a sweep takes: the one with the fewest jobs, and at most `jobs_per_gpu` of them.
 
 The jobs of all sweeps of a user on a machine agree by locks in files, one for each job on a GPU; a lock ends with its
 process, also after kill -9. Tested with processes and made-up GPUs; it has not run on a machine with several GPUs yet.
@@ -33,7 +33,7 @@ def default_folder() -> Path:
 
 
 @contextmanager
-def one_gpu(names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None, interval: float = 1.0) -> Iterator[int]:
+def one_gpu(names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None, interval: float = 1) -> Iterator[int]:
     """The position in `names` of a GPU that is ours while the block runs; waits where all have as many jobs as may be,
     asking again every `interval` seconds. folder: where the locks are."""
     folder = default_folder() if folder is None else folder

@@ -6,7 +6,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Job:
     overrides: Sequence[str]
     choices: Mapping[str, str]  # group -> option
     sweep: str | None  # name of the sweep this job belongs to
-    place: Place = Place()
+    place: Place = field(default_factory=Place)
 
 
 def execute(job: Job) -> dict[str, Any]:

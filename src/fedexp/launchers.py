@@ -1,6 +1,7 @@
 """Where the jobs of a sweep run: Hydra's launchers, `hydra/launcher=<name>`, with the defaults of conf/launcher/."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,10 +44,8 @@ def register(conf: Path) -> None:
     store = ConfigStore.instance()
     for name in list_options("launcher", [conf]):
         ours = OmegaConf.load(conf / "launcher" / f"{name}.yaml")
-        try:
+        with suppress(ConfigLoadError):  # not installed: enough to compose and to preview, see `check_installed`
             ours = OmegaConf.merge(store.load(f"hydra/launcher/{name}.yaml").node, ours)
-        except ConfigLoadError:
-            pass  # the plugin is not installed: enough to compose and to preview, see `check_installed`
         store.store(group="hydra/launcher", name=name, node=ours, provider="fedexp")
     OmegaConf.register_new_resolver("fedexp.gpus", count_gpus, replace=True)
 
@@ -77,7 +76,7 @@ def settle(config: DictConfig) -> int:
     from fedexp.preview import expand
 
     jobs = sum(1 for _ in expand(config.hydra.overrides.task))
-    added = {"hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute())}
+    added: dict[str, str | int] = {"hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute())}
     if config.hydra.launcher.get("n_jobs") == -1:
         added["hydra.launcher.n_jobs"] = min(jobs_at_once(config.hardware), jobs)
     with read_write(config), open_dict(config):
