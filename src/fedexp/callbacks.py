@@ -1,4 +1,4 @@
-"""What Hydra tells at the end of a sweep: its launchers may run jobs in other processes, on other machines."""
+"""What Hydra tells at both ends of a sweep: its launchers may run jobs in other processes, on other machines."""
 
 from pathlib import Path
 from typing import Any
@@ -6,22 +6,30 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from fedexp import launchers
 from fedexp.files import ERROR
 
 Mark = tuple[int, int]  # inode, time of writing
 
-# Of this process, by the directory of each sweep: its failures as it began; those that have ended.
-begun: dict[Path, dict[Path, Mark]] = {}
+# Of this process, by the directory of each sweep.
+begun: dict[Path, dict[Path, Mark]] = {}  # its failures as it began
+running: dict[Path, str] = {}  # the launcher of each that is not over
 ended: list[Path] = []
 
 
 class Sweeps(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        directory = Path(config.hydra.sweep.dir).absolute()
+        jobs = launchers.settle(config)
+        directory, launcher = Path(config.hydra.sweep.dir).absolute(), config.hydra.runtime.choices["hydra/launcher"]
         begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
+        running[directory] = launcher
+        if launcher != "basic":
+            print(launchers.sentence(launcher, config.hydra.launcher, jobs, directory), flush=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        ended.append(Path(config.hydra.sweep.dir).absolute())
+        directory = Path(config.hydra.sweep.dir).absolute()
+        running.pop(directory, None)
+        ended.append(directory)
 
 
 def failures(sweep: Path) -> dict[Path, Mark]:

@@ -4,7 +4,9 @@ Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 inte
 torch is imported by `fedexp.job`, which is imported late, so that help and `--cfg job` answer at once.
 """
 
+import json
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -28,6 +30,7 @@ def main() -> int:
     arguments, ranks = sys.argv[1:], find_ranks()
     # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray withholds lines of a job that are like those of another
     if ranks is None:
         return answer(arguments, nullcontext())
     from fedexp.engine.distributed import follow, leading
@@ -81,16 +84,20 @@ def run_hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fedexp.callbacks import begun, ended
+    from fedexp.callbacks import begun, ended, running
     from fedexp.explain import explain
     from fedexp.identity import register
+    from fedexp.launchers import check_installed
+    from fedexp.launchers import register as register_launchers
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     signal.signal(signal.SIGTERM, interrupt)
     register()
+    register_launchers(conf_directory())
     flags, lists, name, preview = sort_out(expand_resume(arguments))
     outcomes: list[int] = []
     begun.clear()
+    running.clear()
     ended.clear()
 
     def task(config: Any) -> None:
@@ -100,15 +107,22 @@ def run_hydra(arguments: list[str]) -> int:
         if preview:
             return show_preview(lists, config_directories(arguments))
         for overrides in lists:
+            check_installed(overrides)
             sys.argv = [sys.argv[0], *flags, *overrides]
             hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
         for sweep in dict.fromkeys(ended):
             show_report(sweep, name, figures="figures=false" not in arguments)
-            outcomes.append(FAILED if fails(sweep, begun[sweep]) else 0)  # launchers may have used other processes
+            outcomes += failed(sweep, begun[sweep])  # launchers may have used other processes
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
         return say(explain(error, conf_directory(), config_directories(arguments)))
-    except OSError as error:
-        return say(f"{error.filename}: cannot be written ({error.strerror})")
+    except Exception as error:
+        if running:
+            (directory, launcher) = running.popitem()
+            if launcher != "basic":
+                return say(broken(error, directory, launcher), FAILED)
+        if isinstance(error, OSError):
+            return say(f"{error.filename}: cannot be written ({error.strerror})")
+        raise
     return max(outcomes, default=0)
 
 
@@ -137,11 +151,23 @@ def sort_out(arguments: list[str]) -> tuple[list[str], list[list[str]], str | No
     return flags, launches(load_sweep(name, folders), own), name, preview == ["true"]
 
 
-def fails(sweep: Path, before: Mapping[Path, Any]) -> bool:
-    """Whether a job of a sweep has failed anew. before: callbacks.failures as it began."""
+def failed(sweep: Path, before: Mapping[Path, Any]) -> list[int]:
+    """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began."""
     from fedexp.callbacks import failures
 
-    return any(mark != before.get(path) for path, mark in failures(sweep).items())
+    paths = [path for path, mark in failures(sweep).items() if mark != before.get(path)]
+    summaries = [json.loads((path.parent / "summary.json").read_text(encoding="utf-8")) for path in paths]
+    return [summary.get("exit_code", FAILED) for summary in summaries]
+
+
+def broken(error: Exception, directory: Path, launcher: str) -> str:
+    """For an error of the launcher itself; those of jobs end in `run_job`."""
+    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    return (
+        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\n"
+        "The launcher cannot work, or the process of a job has ended before the job (killed, out of memory). The same "
+        f"command with hydra.sweep.dir={shorten(directory)} goes on with what is not complete."
+    )
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
@@ -202,9 +228,11 @@ def run_job(config: Any) -> int:
     log_to_console()
     from fedexp.checkpoint import kept
     from fedexp.job import Job, execute
+    from fedexp.launchers import Place, place_of
     from fedexp.lock import Occupied
 
     hydra_config = HydraConfig.get()
+    go_to(Path(hydra_config.runtime.cwd))
     directory, in_sweep = Path(hydra_config.runtime.output_dir), hydra_config.mode == RunMode.MULTIRUN
     job = Job(
         config=config,
@@ -213,6 +241,7 @@ def run_job(config: Any) -> int:
         overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
         choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
+        place=place_of(hydra_config.launcher) if in_sweep else Place(),
     )
     try:
         execute(job)
@@ -221,7 +250,7 @@ def run_job(config: Any) -> int:
         return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
     except ConfigError as error:
         if in_sweep:
-            record_failure(job, str(error))
+            record_failure(job, str(error), BAD_INPUT)
         else:
             remove_if_empty(directory)
         return say(str(error))
@@ -235,12 +264,21 @@ def run_job(config: Any) -> int:
         after = kept(directory)
         again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
         state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
-        record_failure(job, str(error))
+        record_failure(job, str(error), FAILED)
         return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
     except Exception as error:
-        where = record_failure(job, traceback.format_exc())
+        where = record_failure(job, traceback.format_exc(), FAILED)
         print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
         return FAILED
+
+
+def go_to(directory: Path) -> None:
+    """The directory that the command was given in, where relative paths begin; Ray starts jobs in another one."""
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        host = platform.node()
+        raise RuntimeError(f"{directory}: is not there on {host}; jobs need the file system of the launcher") from error
 
 
 def log_to_console() -> None:
@@ -308,17 +346,17 @@ def remove_if_empty(directory: Path) -> None:
             return
 
 
-def record_failure(job: "Job", report: str) -> str:
+def record_failure(job: "Job", report: str, code: int) -> str:
     """error.txt and a summary that says `failed`, in the job's own directory; returns where the report is."""
     from fedexp import files
 
-    summary = {"status": "failed", "error": report.strip().splitlines()[-1]}
+    summary: dict[str, Any] = {"status": "failed", "error": report.strip().splitlines()[-1], "exit_code": code}
     summary |= {group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices}
     if not job.directory.is_dir():
         return f"{job.directory} is not there any more; the report:\n{report}"
     try:
-        files.write_atomically(job.directory / files.ERROR, report.encode())
         files.write_json(job.directory / files.SUMMARY, summary)
+        files.write_atomically(job.directory / files.ERROR, report.encode())
     except OSError as error:
         return f"{job.directory} cannot be written ({error.strerror}); the report:\n{report}"
     return f"The traceback is in {shorten(job.directory / files.ERROR)}"

@@ -6,13 +6,16 @@ from pathlib import Path
 
 from fedexp.errors import nearest
 
-PRESETS = ("experiment", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
+PRESETS = ("experiment", "launcher", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
 def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     """One message for an error that was raised while composing the configuration."""
     text = str(error)
+    if found := re.search(r"Could not find 'hydra/launcher/([^']+)'", text):
+        name, options = found[1], ["basic", *list_options("launcher", [conf])]
+        return f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers: {', '.join(options)}"
     if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
         group, option = found.groups()
         options = list_options(group, [conf, *extra])
@@ -34,6 +37,8 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
 
 def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
     """For a key that the composed configuration lacks."""
+    if key == "launcher":
+        return "launcher: is hydra/launcher"
     known = known_keys(conf, extra)
     if owners := known.get(key):
         return f"{key}: only exists with {' or '.join(owners)}"

@@ -34,6 +34,7 @@ class Hardware:
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
     convolution: str  # auto | grouped | unfold: how the vectorised engine convolves
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
+    jobs_per_gpu: int  # of a sweep, at a time, where several jobs run on one machine (fedexp.gpus)
 
     def __post_init__(self) -> None:
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
@@ -45,12 +46,21 @@ class Hardware:
         require(self.workers is None or self.workers >= 1, "hardware.workers", self.workers, "at least 1, or null")
         only = self.workers is None or self.engine in ("auto", "workers")
         require(only, "hardware.workers", self.workers, f"null with hardware.engine={self.engine}")
+        require(self.jobs_per_gpu >= 1, "hardware.jobs_per_gpu", self.jobs_per_gpu, "at least 1")
         require(self.chunk is None or self.chunk >= 1, "hardware.chunk", self.chunk, "at least 1, or null")
 
-    def resolve(self, vectorises: bool, cohort_size: int) -> "Resolved":
-        """vectorises: the model treats each example alone, in training as in evaluation (no batch norm, no dropout)."""
+    @property
+    def takes_any_gpu(self) -> bool:
+        """Whether a run takes a GPU and it may be any of them."""
+        several = self.engine in ("workers", "distributed") or find_ranks() is not None
+        return self.device in ("auto", "cuda") and not several
+
+    def resolve(self, vectorises: bool, cohort_size: int, share: int | None = None) -> "Resolved":
+        """vectorises: the model treats each example alone, in training as in evaluation (no batch norm, no dropout);
+        share: cores that the run may use, where other runs use the others; None: all that this process may."""
         device, why = self._device()
-        count, ranks, engine = self._workers(device, cohort_size), self._ranks(), self.engine
+        share = cores() if share is None else min(share, cores())
+        count, ranks, engine = self._workers(device, cohort_size, share), self._ranks(), self.engine
         if ranks > 1 or engine == "distributed":
             engine, count = "distributed", ranks
         elif engine == "auto" and device.type == "cuda":
@@ -70,14 +80,14 @@ class Hardware:
         if engine not in ("workers", "distributed"):
             count = 1
         # One thread, so that the number of cores does not change how sums are rounded.
-        threads = self.threads or (1 if engine in ("workers", "distributed") else default_threads())
+        threads = self.threads or (1 if engine in ("workers", "distributed") else default_threads(share))
         inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
         single = Vectorised(self.chunk, self.convolution, self.cuda_graphs)
         return Resolved(device, engine, self.precision, threads, count, single, inner, why)
 
-    def _workers(self, device: torch.device, cohort_size: int) -> int:
+    def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """How many processes are of use."""
-        places = torch.cuda.device_count() if device.type == "cuda" else cores() // (self.threads or 1)
+        places = torch.cuda.device_count() if device.type == "cuda" else share // (self.threads or 1)
         return min(self.workers or max(places, 1), cohort_size)
 
     def _ranks(self) -> int:
@@ -152,6 +162,8 @@ class Resolved:
     def apply(self) -> None:
         """Process-wide switches; set for every job, since the jobs of a sweep may share one process."""
         torch.set_num_threads(self.threads)
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
         tf32 = self.precision in ("tf32", "bf16")
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
@@ -191,12 +203,12 @@ class Resolved:
         return values
 
 
-def default_threads() -> int:
-    """OMP_NUM_THREADS where it is set, else one per core."""
+def default_threads(share: int) -> int:
+    """OMP_NUM_THREADS where it is set, else one for each core that the run may use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
-    return cores()
+    return share
 
 
 def cores() -> int:

@@ -73,7 +73,11 @@ def presets_text(conf: Path, extra: list[Path]) -> str:
         lines += textwrap.wrap(" ".join(names), 118, initial_indent="    ", subsequent_indent="    ")
     lines.append("Their tables and figures: fedexp --multirun sweep=<name>, and preview=true to see what it would run")
     sweeps = " ".join(list_options("sweep", [conf, *extra]))
-    return "\n".join(lines + textwrap.wrap(sweeps, 118, initial_indent="    ", subsequent_indent="    ")) + "\n"
+    lines += textwrap.wrap(sweeps, 118, initial_indent="    ", subsequent_indent="    ")
+    lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; the default, basic, runs one after the other")
+    for name in list_options("launcher", [conf]):
+        lines.append(f"    {name:<20} {description(conf / 'launcher' / f'{name}.yaml')}")
+    return "\n".join(lines) + "\n"
 
 
 def defaults(conf: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices"),
     *("dataset.data_dir", "dataset.url"),
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
+    "hardware.jobs_per_gpu",
 )
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")

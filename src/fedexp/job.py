@@ -4,9 +4,9 @@ import json
 import logging
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import yaml
 from omegaconf import DictConfig
 
 import fedexp
-from fedexp import checkpoint, files, tree
+from fedexp import checkpoint, files, gpus, tree
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
@@ -23,6 +23,7 @@ from fedexp.experiment import Experiment, Stage, State
 from fedexp.figures import make_figures
 from fedexp.hardware import Resolved
 from fedexp.identity import content_hash, essential
+from fedexp.launchers import Place
 from fedexp.lock import occupied
 from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
@@ -31,7 +32,7 @@ from fedexp.record import Recorder
 from fedexp.replay import final_tables
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
-from fedexp.trackers.progress import Progress, result_table
+from fedexp.trackers.progress import Progress, result_line, result_table
 
 log = logging.getLogger("fedexp")
 
@@ -45,6 +46,7 @@ class Job:
     overrides: Sequence[str]
     choices: Mapping[str, str]  # group -> option
     sweep: str | None  # name of the sweep this job belongs to
+    place: Place = field(default_factory=Place)
 
 
 def execute(job: Job) -> dict[str, Any]:
@@ -52,17 +54,32 @@ def execute(job: Job) -> dict[str, Any]:
     built = build(job.config)
     container = resolve(job.config) | {"choices": dict(job.choices)}
     with ExitStack() as held:
-        if begun := (job.directory / files.CONFIG).exists():
+        # A job of a sweep may wait for a GPU, and nobody shall begin it meanwhile.
+        if ours := job.sweep is not None or (job.directory / files.CONFIG).exists():
+            make_directory(job.directory)
             held.enter_context(occupied(job.directory))
         saved, summary = find_start(job, built, container)
         if summary is not None:
             return summary
-        prepared = prepare(built)
+        built = held.enter_context(on_a_gpu(built, job.place))
+        prepared = prepare(built, job.place.cores)
         make_directory(job.directory)
-        if not begun:
+        if not ours:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
         return start(job, built, container, prepared, saved)
+
+
+@contextmanager
+def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
+    """While the block runs, a GPU that few other jobs of this machine use is ours, where there are some."""
+    hardware = built.groups["hardware"]
+    names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
+    if not names:
+        yield built
+        return
+    with gpus.one_gpu(names, hardware.jobs_per_gpu) as number:
+        yield replace(built, groups={**built.groups, "hardware": replace(hardware, device=f"cuda:{number}")})
 
 
 def find_start(
@@ -150,7 +167,7 @@ def conduct(
 ) -> dict[str, Any]:
     """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
     tracker: Tracker = built.groups["tracker"].create()
-    trackers: list[Tracker] = [Progress(), tracker]
+    trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     recorder = Recorder(job.directory, experiment, trackers, None if saved is None else saved.state["lengths"])
     try:
         info = run_info(job, container, experiment, state)
@@ -165,7 +182,10 @@ def conduct(
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         for watching in trackers:
             watching.finish(summary, pictures, final_tables(job.directory))
-        result_table(summary, result_files(job.directory, pictures))
+        if job.place.alone:
+            result_table(summary, result_files(job.directory, pictures))
+        else:
+            result_line(info.name, summary, job.directory)
         return summary
     except BaseException:
         for watching in trackers:

@@ -31,14 +31,17 @@ class Prepared:
     hardware: Resolved
 
 
-def prepare(built: Built) -> Prepared:
-    """Loads and assembles everything; raises ConfigError where data and settings do not fit together."""
+def prepare(built: Built, share: int | None = None) -> Prepared:
+    """Loads and assembles everything; raises ConfigError where data and settings do not fit together.
+
+    share: cores that the run may use; None: all of them.
+    """
     built = in_one_place(built)
     settings, groups = built.settings, built.groups
     model, algorithm = groups["model"], groups["algorithm"]
     metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), groups["forgetting_metric"]))
     check(built, metrics)
-    hardware = groups["hardware"].resolve(model.vectorises, settings.cohort_size)
+    hardware = groups["hardware"].resolve(model.vectorises, settings.cohort_size, share)
     if settings.profile:
         hardware = hardware.in_one_process()
     hardware.apply()

@@ -14,6 +14,19 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 SMALL = ("num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false")
 SMALL = (*SMALL, "hardware=cpu", "hardware.engine=sequential", "hardware.threads=1")
 
+# An algorithm that fails.
+ALGORITHM = """
+from dataclasses import dataclass
+
+from fedexp.algorithms.base import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(FedAvg):
+    def aggregate(self, server, messages, round):
+        raise RuntimeError("the aggregation broke")
+"""
+
 
 def table(directory: Path, name: str) -> pd.DataFrame:
     """A csv file of a run without the columns that depend on the clock."""

@@ -5,19 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import SMALL, assert_same_run
-
-ALGORITHM = """
-from dataclasses import dataclass
-
-from fedexp.algorithms.base import FedAvg
-
-
-@dataclass(frozen=True, kw_only=True)
-class Broken(FedAvg):
-    def aggregate(self, server, messages, round):
-        raise RuntimeError("the aggregation broke")
-"""
+from helpers import ALGORITHM, SMALL, assert_same_run
 
 
 def jobs(tmp_path: Path, order: str = "algorithm") -> list[Path]:

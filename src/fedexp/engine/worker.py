@@ -132,6 +132,7 @@ def die_with(parent: int) -> None:
 def main(descriptor: int, parent: int) -> None:
     """Runs in a process of its own: `descriptor` is its end of a socket pair."""
     die_with(parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when to stop
+    # The parent decides when to stop; USR2 is how Slurm tells a job of submitit that its time is up.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     serve(Channel(socket.socket(fileno=descriptor)))

@@ -43,10 +43,14 @@ def reader_may_leave() -> Iterator[None]:
 
 
 class Progress(Tracker):
-    """The progress of one run. As a context manager it gives the terminal back whatever happens."""
+    """The progress of one run. As a context manager it gives the terminal back whatever happens.
 
-    def __init__(self, console: Console | None = None) -> None:
+    among_others: other runs write to the same terminal, so there are lines only, which say whose they are.
+    """
+
+    def __init__(self, console: Console | None = None, among_others: bool = False) -> None:
         self.console = console or Console(highlight=False)
+        self.among_others = among_others
         self._live: Live | None = None
 
     def __enter__(self) -> "Progress":
@@ -64,7 +68,7 @@ class Progress(Tracker):
         self._values: dict[str, float] = {}  # the latest of each; not every round is evaluated
         self._best = info.best_accuracy
         self._durations: deque[float] = deque(maxlen=RECENT)
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.among_others:
             self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2)
             self._live.start()
 
@@ -107,9 +111,10 @@ class Progress(Tracker):
         self._first_line = False
         count = f"round {self._round:>{len(str(self._total))}}/{self._total}"
         left = [f"left {duration(self.seconds_left)}"] if self.seconds_left is not None else []
-        # print() and not the console: a line of a log is never wrapped, whatever the width.
+        name = [self._name] if self.among_others else []
+        # The console would wrap it, whatever the width of a log.
         with reader_may_leave():
-            print("  ".join([count, *self._metrics(), *left]), file=self.console.file, flush=True)
+            write_line("  ".join([*name, count, *self._metrics(), *left]), self.console)
 
     def _metrics(self) -> list[str]:
         """The latest numbers, each with its name; undefined ones are left out."""
@@ -138,6 +143,21 @@ class Progress(Tracker):
         row.add_row(f"round {self._round}/{self._total}", bar, state)
         title = Text(self._name, style="bold", overflow="ellipsis", no_wrap=True)
         return Group(title, row, Text("  ".join(self._metrics())))
+
+
+def write_line(text: str, console: Console) -> None:
+    """In one piece, so that processes that share a terminal do not mix within a line."""
+    console.file.write(f"{text}\n")
+    console.file.flush()
+
+
+@reader_may_leave()
+def result_line(name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None) -> None:
+    """The result of a run in a line, for runs among others."""
+    rows = dict(_result_rows(summary))
+    values = [f"{key} {rows[key]}" for key in ("accuracy", "forgetting", "time")]
+    line = "  ".join([name, rows["status"], *values, str(display_path(directory))])
+    write_line(line, console or Console(highlight=False))
 
 
 @reader_may_leave()

@@ -1,0 +1,142 @@
+"""Jobs that share the GPUs of a machine: real processes, made-up GPUs."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedexp import gpus
+from fedexp.build import build
+from fedexp.job import on_a_gpu
+from fedexp.launchers import Place
+from world import composed
+
+SOURCE = Path(__file__).parents[1] / "src"
+# Takes a GPU, notes it, and gives it back when told to on standard input, or after some milliseconds.
+JOB = """
+import sys, time
+from pathlib import Path
+from fedexp.gpus import one_gpu
+
+names, most, folder, hold = sys.argv[1].split(","), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+print("ready", flush=True)
+with one_gpu(names, most, folder, interval=0.01) as position, (folder / "notes").open("a", buffering=1) as notes:
+    notes.write(f"+{position}\\n")
+    print(position, flush=True)
+    time.sleep(float(hold)) if hold != "told" else sys.stdin.readline()
+    notes.write(f"-{position}\\n")
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """`job("0,1", 2)`: a process that wants one of two GPUs on which two jobs may run."""
+    running = []
+
+    def start(names: str, most: int, hold: str = "told") -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", JOB, names, str(most), str(tmp_path), hold],
+            env={"PYTHONPATH": str(SOURCE)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def taken(process: subprocess.Popen) -> int:
+    """Waits until it has a GPU."""
+    assert process.stdout.readline() == "ready\n"
+    return int(process.stdout.readline())
+
+
+def test_the_gpu_with_the_fewest_jobs_and_that_of_a_dead_one(job, tmp_path):
+    jobs = [job("a,b", 2)]
+    assert taken(jobs[0]) == 0
+    for expected in (1, 0, 1):  # one after the other, so that it is known who comes first
+        jobs.append(job("a,b", 2))
+        assert taken(jobs[-1]) == expected
+    waiting = job("a,b", 2)
+    assert waiting.stdout.readline() == "ready\n"
+    jobs[1].kill()  # as kill -9: it tidies nothing up
+    assert int(waiting.stdout.readline()) == 1
+    jobs[2].communicate("done")
+    assert taken(job("a,b", 2)) == 0
+    # A sweep that wants a GPU alone waits for one without a job, whatever others allow.
+    alone = job("a,b", 1)
+    assert alone.stdout.readline() == "ready\n"
+    for other in (jobs[3], waiting):
+        assert other.poll() is None
+        other.communicate("done")
+    assert int(alone.stdout.readline()) == 1
+
+
+def test_many_at_once_are_never_too_many_on_one(job, tmp_path):
+    """Six jobs, two GPUs, two on each at most."""
+    for process in [job("0,1", 2, hold="0.1") for _ in range(6)]:
+        assert process.wait(timeout=60) == 0
+    running, total = Counter(), Counter()
+    for line in (tmp_path / "notes").read_text().splitlines():
+        running[line[1:]] += 1 if line[0] == "+" else -1
+        total[line[1:]] += line[0] == "+"
+        assert max(running.values()) <= 2
+    assert sum(total.values()) == 6
+    assert not any(running.values())
+
+
+def test_a_waiting_job_says_so(monkeypatch, tmp_path, caplog):
+    def interrupt(seconds: float) -> None:
+        raise TimeoutError(f"waits {seconds} s")
+
+    monkeypatch.setattr(gpus.time, "sleep", interrupt)
+    caplog.set_level("INFO", "fedexp")
+    with (
+        gpus.one_gpu(["0"], 2, tmp_path),
+        gpus.one_gpu(["0"], 2, tmp_path),
+        pytest.raises(TimeoutError, match="waits 7 s"),
+        gpus.one_gpu(["0"], 2, tmp_path, interval=7),
+    ):
+        raise AssertionError("it must wait")
+    assert [record.message for record in caplog.records] == ["waiting for a GPU: each has hardware.jobs_per_gpu=2 jobs"]
+    with gpus.one_gpu(["0"], 1, tmp_path) as position:  # they were given back
+        assert position == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, ["0", "1", "2"]), ({"CUDA_VISIBLE_DEVICES": "4, 2,GPU-8f"}, ["4", "2", "GPU-8f"])],
+)
+def test_names_are_those_of_the_machine(monkeypatch, environment, expected):
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 3)
+    assert gpus.visible(environment) == expected
+
+
+def test_a_job_runs_on_the_gpu_that_it_got(monkeypatch, tmp_path):
+    built = build(composed())
+    monkeypatch.setattr(gpus, "default_folder", lambda: tmp_path / "locks")
+    with on_a_gpu(built, Place(finds_gpu=True)) as same:  # no GPU here
+        assert same is built
+    assert not (tmp_path / "locks").exists()
+
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with on_a_gpu(built, Place(finds_gpu=True)) as first, on_a_gpu(built, Place(finds_gpu=True)) as second:
+        assert [each.groups["hardware"].device for each in (first, second)] == ["cuda:0", "cuda:1"]
+        assert replace(second.groups["hardware"], device="auto") == built.groups["hardware"]
+        for changes in ({"device": "cpu"}, {"device": "cuda:1"}, {"engine": "workers"}):
+            chosen = replace(built.groups["hardware"], **changes)
+            asked = replace(built, groups={**built.groups, "hardware": chosen})
+            with on_a_gpu(asked, Place(finds_gpu=True)) as same:  # would wait otherwise
+                assert same is asked
+    with on_a_gpu(built, Place()) as same:  # Slurm or Ray has given it one
+        assert same is built

@@ -1,0 +1,147 @@
+"""Hydra's launchers as fedexp configures them, and what a job knows of its place."""
+
+import warnings
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from fedexp import hardware, launchers
+from fedexp.errors import ConfigError
+from fedexp.explain import list_options
+from fedexp.launchers import Place, jobs_at_once, place_of, quoted, settle
+from world import CONF, HARDWARE
+
+NAMES = list_options("launcher", [CONF])
+
+
+def launching(*overrides: str):
+    """The configuration in the process that launches."""
+    launchers.register(CONF)
+    with warnings.catch_warnings(), initialize_config_dir(str(CONF), version_base="1.3"):
+        warnings.simplefilter("error")
+        loader = GlobalHydra.instance().config_loader()
+        return loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN)
+
+
+def test_every_launcher_has_an_extra():
+    assert sorted(launchers.EXTRAS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("installed", [True, False])
+def test_every_launcher_composes_with_its_plugin_and_without(monkeypatch, name, installed):
+    launchers.register(CONF)  # has the plugins register theirs, once in a process
+    options = dict(ConfigStore.instance().repo["hydra"]["launcher"])
+    if not installed:
+        del options[f"{name}.yaml"]
+    monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", options)
+    monkeypatch.setattr(launchers, "count_gpus", lambda: 3)
+    node = OmegaConf.to_container(launching(f"hydra/launcher={name}").hydra.launcher, resolve=True)
+    ours = OmegaConf.load(CONF / "launcher" / f"{name}.yaml")
+    assert {key: node[key] for key in ours if "$" not in str(ours._get_node(key))} == {
+        key: OmegaConf.to_container(ours)[key] for key in ours if "$" not in str(ours._get_node(key))
+    }
+    if name == "submitit_local":
+        assert node["gpus_per_node"] == 3
+    if name == "ray":
+        assert "object_store_memory" in node["ray"]["init"], "the plugin would set it, and Ray refuse a running cluster"
+
+
+def test_importable():
+    assert launchers.importable("json")
+    assert not launchers.importable("no_such_package")
+    assert not launchers.importable("no_such_package.inside")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "expected"),
+    [
+        (0, {}, 8),
+        (0, {"jobs_per_gpu": 3}, 8),
+        (2, {}, 2),
+        (2, {"jobs_per_gpu": 3}, 6),
+        (2, {"jobs_per_gpu": 3, "device": "cuda:1"}, 3),
+        (2, {"engine": "workers"}, 1),  # a run on all GPUs
+        (2, {"device": "cpu", "jobs_per_gpu": 3}, 8),
+        (2, {"jobs_per_gpu": "many"}, 2),
+    ],
+)
+def test_jobs_at_once(monkeypatch, gpus, changes, expected):
+    monkeypatch.setattr(launchers, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    assert jobs_at_once({"device": "auto", "engine": "auto", "jobs_per_gpu": 1} | changes) == expected
+
+
+@pytest.mark.parametrize(("seeds", "given", "expected"), [(3, "-1", 3), (20, "-1", 8), (3, "2", 2)])
+def test_what_the_launching_process_decides_reaches_the_jobs(monkeypatch, tmp_path, seeds, given, expected):
+    """Jobs compose anew from the overrides of Hydra, in which it must stand."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    monkeypatch.chdir(tmp_path)
+    options = (
+        "hydra/launcher=joblib",
+        f"hydra.launcher.n_jobs={given}",
+        'hydra.sweep.dir="it\'s"',
+        f"seed=range({seeds})",
+    )
+    config = launching(*options)
+    assert settle(config) == seeds
+    assert config.hydra.launcher.n_jobs == expected
+    assert config.hydra.sweep.dir == str(tmp_path / "it's")
+    job = launching(*config.hydra.overrides.hydra, "seed=1")
+    assert job.hydra.launcher.n_jobs == expected
+    assert job.hydra.sweep.dir == str(tmp_path / "it's")
+    assert place_of(job.hydra.launcher) == Place(8 // expected, finds_gpu=True, alone=False)
+
+
+@pytest.mark.parametrize("text", ["/plain", "/with space", "/it's", "/a\\b", "/{x},[y]", "/a=b"])
+def test_quoted(text):
+    (override,) = OverridesParser.create().parse_overrides([f"hydra.sweep.dir={quoted(text)}"])
+    assert override.value() == text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["hydra/launcher=basic"], Place(None, finds_gpu=True, alone=True)),
+        (["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=2"], Place(2, finds_gpu=True, alone=True)),
+        (["hydra/launcher=submitit_slurm"], Place(4, finds_gpu=False, alone=True)),
+        (["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=3"], Place(3, finds_gpu=False, alone=False)),
+        (["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=0.5"], Place(1, finds_gpu=False, alone=False)),
+    ],
+)
+def test_place_of(overrides, expected):
+    assert place_of(launching(*overrides).hydra.launcher) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "changes", "expected"),
+    [
+        (None, {}, ("workers", 6, 1)),
+        (4, {}, ("workers", 4, 1)),
+        (1, {}, ("sequential", 1, 1)),
+        (4, {"threads": 2}, ("workers", 2, 2)),
+        (4, {"engine": "sequential"}, ("sequential", 1, 4)),
+        (99, {}, ("workers", 6, 1)),  # of clients; more cores are promised than there are
+        (1, {"workers": 3}, ("workers", 3, 1)),  # as asked for
+    ],
+)
+def test_jobs_that_share_cores_do_not_take_all_of_them(monkeypatch, share, changes, expected):
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    chosen = hardware.Hardware(**HARDWARE | changes).resolve(vectorises=True, cohort_size=6, share=share)
+    assert (chosen.engine, chosen.workers, chosen.threads) == expected
+
+
+def test_check_installed_looks_at_the_last_launcher(monkeypatch):
+    monkeypatch.setattr(launchers, "importable", lambda module: "ray" not in module)
+    launchers.check_installed(["hydra/launcher=ray", "hydra/launcher=joblib"])
+    launchers.check_installed(["seed=1"])
+    launchers.check_installed(["hydra/launcher=basic"])
+    with pytest.raises(ConfigError, match=r"hydra/launcher=ray: .*fedexp\[ray\]"):
+        launchers.check_installed(["hydra/launcher=joblib", "hydra/launcher=ray"])
