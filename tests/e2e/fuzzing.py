@@ -257,7 +257,7 @@ def command_lines(draw: Any) -> Case:
         chosen = chosen | {group: draw(st.one_of(typo(chosen[group]), st.sampled_from(ODD)))}
         return Case((*(f"{group}={option}" for group, option in chosen.items()), *more))
     arguments = [f"{group}={option}" for group, option in chosen.items()] + more
-    arguments += [draw(setting(chosen)) for _ in range(draw(st.sampled_from([1, 0, 2, 1])))]
+    arguments += [draw(setting(chosen)) for _ in range(draw(st.sampled_from([1, 0, 2, 0, 1])))]
     if likely(draw, 0.06):
         arguments.append(draw(st.text(CHARACTERS, min_size=1, max_size=10)))
     if likely(draw, 0.06):

@@ -116,6 +116,7 @@ def judge(case, answer, directory: Path, there: dict) -> str:
     assert not [name for name in new if name.endswith((".tmp", ".lock", ".owner.json"))], new
     multirun = any(a in ("--multirun", "-m", "hydra.mode=MULTIRUN") for a in case.arguments)
     if answer.code == 2:
+        open("/tmp/fuzz_reasons.txt", "a").write(answer.err.strip().splitlines()[-1][:150] + "\n")
         assert answer.err.count("fedexp:") == 1 or multirun, answer.err
         assert not new or multirun, f"left behind: {new}\n{answer.err}"
         return "refused"
@@ -156,6 +157,7 @@ def campaign(number: int, start: int, run_case, finished) -> Counter:
         if repr(case) in seen or len(seen) == number:
             return
         seen.add(repr(case))
+        open("/tmp/fuzz_progress_%s.txt" % start, "w").write(f"{len(seen)} {outcomes}\n")
         try:
             outcomes[run_case(case)] += 1
         except (AssertionError, TooLong, Exception) as error:

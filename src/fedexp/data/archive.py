@@ -36,6 +36,8 @@ def unpack(archive: Path, folder: Path) -> None:
     try:
         for count, member in enumerate(members(archive)):
             target = folder / safe_name(archive, member)
+            if count == MEMBERS:
+                raise ArchiveError(f"{archive}: has more than {MEMBERS:,} members")
             if member.kind == "folder":
                 target.mkdir(parents=True, exist_ok=True)
                 continue
@@ -43,7 +45,7 @@ def unpack(archive: Path, folder: Path) -> None:
             with member.open() as source, open(target, "wb") as file:
                 while chunk := source.read(CHUNK):
                     budget -= len(chunk)
-                    if budget < 0 or count == MEMBERS:
+                    if budget < 0:
                         raise ArchiveError(f"{archive}: unpacks to far more than a data set has (at {member.name!r})")
                     file.write(chunk)
     except ArchiveError:
@@ -77,6 +79,7 @@ def members(archive: Path) -> Iterator[Member]:
                 kind = "a link" if linked else "folder" if info.is_dir() else "file"
                 yield Member(info.filename, kind, lambda info=info: packed.open(info))
     elif name.endswith(".gz"):
-        yield Member(archive.name[: -len(".gz")], "file", lambda: gzip.open(archive))  # type: ignore[arg-type,return-value]
+        with gzip.open(archive) as unpacked:
+            yield Member(archive.name[: -len(".gz")], "file", lambda: unpacked)  # type: ignore[arg-type,return-value]
     else:
         raise ArchiveError(f"{archive}: must be a .tar, .tar.gz, .tgz, .zip or .gz file")
