@@ -145,7 +145,7 @@ def test_a_damaged_archive_is_named(name, folder, tmp_path):
     whole = good.read_bytes()
     for broken in (whole[: len(whole) // 2], b"", b"<html>not found</html>"):
         good.write_bytes(broken)
-            if broken or name != "x.gz":  # there it stands for nothing, compressed
+        if broken or name != "x.gz":  # there it stands for nothing, compressed
             with pytest.raises(ArchiveError, match=f"{name}: cannot be unpacked"):
                 unpack(good, folder)
 
