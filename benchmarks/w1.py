@@ -94,7 +94,7 @@ class Workload:
     def load(cls, folder: Path) -> "Workload":
         # Copy on write: processes share the pages, and torch gets the writable arrays that it asks for.
         names = cls.__dataclass_fields__
-        return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names})
+        return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names})
 
 
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:

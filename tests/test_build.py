@@ -12,6 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from fedexp import trust
 from fedexp.build import GROUPS, build, convert, find_class
 from fedexp.data.types import TextShape
 from fedexp.errors import ConfigError
@@ -141,8 +142,9 @@ def test_dataset_brings_its_protocol():
             ["algorithm._target_=fedexp.hardware.FedAvg"],
             "algorithm._target_=fedexp.hardware.FedAvg: cannot be imported",
         ),
-        (["algorithm._target_=os.path"], "algorithm._target_=os.path: must be a dataclass"),
-        (["algorithm._target_=nowhere"], "algorithm._target_=nowhere: cannot be imported"),
+        (["algorithm._target_=fedexp.tree.map"], "algorithm._target_=fedexp.tree.map: must be a dataclass"),
+        (["algorithm._target_=os.system"], "algorithm._target_=os.system: lies outside fedexp"),
+        (["algorithm._target_=nowhere"], "algorithm._target_=nowhere: lies outside fedexp"),
         (["+dataset.augmentation.flop=true"], "dataset.augmentation.flop: no such key (nearest: 'flip')"),
         (["dataset.augmentation.cutout=-1"], "dataset.augmentation.cutout=-1: must be at least 0"),
         (["dataset.std=[0]"], "dataset.std=(0.0,): must be greater than 0"),
@@ -227,20 +229,44 @@ def test_wrong_types_are_refused_in_words(annotation, value, message):
     assert str(error.value) == message
 
 
+THEIRS = (
+    "from dataclasses import dataclass\n"
+    "from fedexp.algorithms.base import FedAvg\n"
+    "@dataclass(frozen=True, kw_only=True)\n"
+    "class Theirs(FedAvg):\n"
+    "    rho: float\n"
+)
+
+
 def test_algorithm_of_another_package(tmp_path, monkeypatch):
-    (tmp_path / "their_package.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from fedexp.algorithms.base import FedAvg\n"
-        "@dataclass(frozen=True, kw_only=True)\n"
-        "class Theirs(FedAvg):\n"
-        "    rho: float\n"
-    )
+    """A class outside fedexp is taken from a yaml in the user's own directory, and from nowhere else."""
+    (tmp_path / "their_package.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(tmp_path)
     target = "algorithm._target_=their_package.Theirs"
-    algorithm = build(composed(target, "+algorithm.rho=2")).groups["algorithm"]
+    assert errors_of(target, "+algorithm.rho=2")[0].startswith(f"{target}: lies outside fedexp")
+    assert "their_package" not in sys.modules
+    option = tmp_path / "conf_mine" / "algorithm" / "theirs.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: their_package.Theirs\nparadigm: federated\n")
+    monkeypatch.setattr(trust, "search_path", lambda: [CONF, tmp_path / "conf_mine"])
+    config = composed(target, "+algorithm.rho=2")
+    algorithm = build(config).groups["algorithm"]
     assert (type(algorithm).__name__, algorithm.rho) == ("Theirs", 2.0)
+    (sentence,) = trust.foreign(OmegaConf.to_container(config))
+    for part in ("their_package.Theirs", str(tmp_path / "their_package.py"), str(option)):
+        assert part in sentence
     assert errors_of(target) == ["algorithm.rho: is missing"]
     assert errors_of(target, "+algorithm.rho=x") == ["algorithm.rho=x: must be a number"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_class_of_another_group_is_refused(group):
+    other = "fedexp.data.partition.IID" if group != "partition" else "fedexp.trackers.base.NoTracker"
+    config = composed()
+    OmegaConf.set_struct(config, False)
+    config[group] = {"_target_": other}
+    with pytest.raises(ConfigError, match=rf"{group}\._target_={other}: is no {group}, it has no \w+"):
+        build(config)
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ def test_bad_vectors(tmp_path):
         ({"embeddings": np.array([["a", "b"]] * 2)}, "embeddings must have finite floating-point numbers"),
         (
             {"embeddings": np.array([[None, 1]] * 2)},
-            "vectors.npz: is not a whole npz file of numbers",
+            "vectors.npz: cannot be read as an .npz file",
         ),  # would unpickle
     ]:
         write_vocabulary(folder, words, **arrays)
@@ -311,10 +311,10 @@ def test_bad_vectors(tmp_path):
     middle = len(whole) // 2
     for damaged in (b"", b"text", whole[:middle], whole[:middle] + bytes(50) + whole[middle + 50 :]):
         path.write_bytes(damaged)
-        assert "vectors.npz: is not a whole npz file" in message_of(news.load)
+        assert "vectors.npz: cannot be read as an .npz file" in message_of(news.load)
     with path.open("wb") as file:
         np.save(file, np.ones((2, 2)))
-    assert "vectors.npz: is not a whole npz file" in message_of(news.load)
+    assert "vectors.npz: cannot be read as an .npz file" in message_of(news.load)
     path.unlink()
     assert "vectors.npz: is missing; dataset.vectors=null" in message_of(news.load)
 

@@ -16,10 +16,22 @@ from fedexp.data.surrogate import Surrogate
 from fedexp.errors import ConfigError, collecting, nearest
 from fedexp.named import with_named_datasets
 from fedexp.settings import LocalTraining, Public, Seeds, Settings
+from fedexp.trust import require_trusted
 
 T = TypeVar("T")
 
-GROUPS = ("dataset", "scenario", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
+# What an option of each group is asked for at least: a class of another group must not take its place.
+PROMISES = {
+    "dataset": ("load", "kind", "name", "augmentation"),
+    "scenario": ("stream", "name", "rounds_per_task"),
+    "partition": ("split", "numbers_all"),
+    "model": ("build", "reads", "vectorises", "mixes_examples"),
+    "algorithm": ("aggregate", "needs", "paradigm", "scenarios"),
+    "forgetting_metric": ("round_values", "needs_local"),
+    "hardware": ("resolve",),
+    "tracker": ("create",),
+}
+GROUPS = tuple(PROMISES)
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -52,7 +64,7 @@ def build(config: DictConfig) -> Built:
     made["settings"] = _attempt(errors, lambda: make(Settings, own, ""))
     groups = {}
     for group in GROUPS:
-        groups[group] = _attempt(errors, lambda g=group: make_target(values.get(g), g))
+        groups[group] = _attempt(errors, lambda g=group: make_option(g, values.get(g), g))
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     return Built(groups=groups, **made)
@@ -83,6 +95,14 @@ def _attempt(errors: list[str], action: Any) -> Any:
         return None
 
 
+def make_option(group: str, node: Any, key: str) -> Any:
+    """What an option of a group stands for."""
+    made = make_target(node, key)
+    if missing := [name for name in PROMISES[group] if not hasattr(made, name)]:
+        raise ConfigError(f"{key}._target_={node['_target_']}: is no {group}, it has no {missing[0]}")
+    return made
+
+
 def make_target(node: Any, key: str) -> Any:
     """Builds the dataclass that `node._target_` names, its nested nodes first."""
     if not isinstance(node, dict) or "_target_" not in node:
@@ -93,6 +113,7 @@ def make_target(node: Any, key: str) -> Any:
 
 def find_class(name: str, key: str) -> type:
     """The dataclass at a dotted path."""
+    require_trusted(str(name), key)
     module_name, _, class_name = str(name).rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
@@ -143,7 +164,14 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         result = OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}={value}: must be {describe(annotation)}") from error
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers_in(result)):
+        raise ConfigError(f"{key}={value}: must be {describe(annotation)} of at most 64 bits")
     return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
+
+
+def numbers_in(value: Any) -> list[Any]:
+    """The scalars of nested lists."""
+    return [each for item in value for each in numbers_in(item)] if isinstance(value, list) else [value]
 
 
 def describe(annotation: Any) -> str:

@@ -81,6 +81,7 @@ def config_directories(arguments: list[str]) -> list[Path]:
 def run_hydra(arguments: list[str]) -> int:
     """Hands over to Hydra and turns what comes back into an exit code."""
     import hydra
+    import yaml
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -113,8 +114,8 @@ def run_hydra(arguments: list[str]) -> int:
         for sweep in dict.fromkeys(ended):
             show_report(sweep, name, figures="figures=false" not in arguments)
             outcomes += failed(sweep, begun[sweep])  # launchers may have used other processes
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # a job's own errors end in run_job
-        return say(explain(error, conf_directory(), config_directories(arguments)))
+    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError, RecursionError) as error:
+        return say(explain(error, conf_directory(), config_directories(arguments)))  # a job's own errors end in run_job
     except Exception as error:
         if running:
             (directory, launcher) = running.popitem()
@@ -136,6 +137,8 @@ def sort_out(arguments: list[str]) -> tuple[list[str], list[list[str]], str | No
     flags, overrides = split_flags(arguments)
     asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in ("sweep", "preview")}
     own = [o for o in overrides if not o.startswith(("sweep=", "preview="))]
+    if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
+        raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
     multirun = "--multirun" in flags or "-m" in flags
     for key, values in asked.items():
         if values and not multirun:
@@ -252,6 +255,7 @@ def run_job(config: Any) -> int:
         if in_sweep:
             record_failure(job, str(error), BAD_INPUT)
         else:
+            remove_hydras(directory, hydra_config)
             remove_if_empty(directory)
         return say(str(error))
     except KeyboardInterrupt:
@@ -309,8 +313,13 @@ def expand_resume(arguments: list[str]) -> list[str]:
         before = yaml.safe_load(stored.read_text(encoding="utf-8")) or []
     except FileNotFoundError:
         raise ConfigError(f"resume={given[-1]}: not a run directory (no .hydra/overrides.yaml there)") from None
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{stored}: cannot be read ({error})") from error
+    if not isinstance(before, list) or not all(isinstance(override, str) for override in before):
+        raise ConfigError(f"{stored}: must be a list of overrides")
+    # The directory may be somebody else's: it says what to run, not where Hydra finds code and configuration.
+    if strange := [o for o in before if o.startswith("-") or key_of(o).startswith("hydra")]:
+        raise ConfigError(f"{stored}: {strange[0]} is not the override of a run")
     flags, now = split_flags(arguments)
     later = [a for a in now if not a.startswith("resume=")]
     # A later override of the same key replaces the stored one, so that check_resume can compare the two.
@@ -332,6 +341,18 @@ def say(message: str, code: int = BAD_INPUT) -> int:
 def shorten(path: Path) -> Path:
     """Relative to the working directory where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def remove_hydras(directory: Path, hydra_config: Any) -> None:
+    """What Hydra itself writes before a job begins, where it is asked to (hydra/job_logging, hydra.output_subdir)."""
+    logs = [directory / f"{hydra_config.job.name}.log"]
+    if subdirectory := hydra_config.output_subdir:
+        logs += [directory / subdirectory / f"{name}.yaml" for name in ("config", "hydra", "overrides")]
+    for path in logs:
+        if path.suffix != ".log" or (path.exists() and not path.stat().st_size):
+            path.unlink(missing_ok=True)
+    if subdirectory:
+        remove_if_empty(directory / subdirectory)
 
 
 def remove_if_empty(directory: Path) -> None:

@@ -33,6 +33,7 @@ from fedexp.replay import final_tables
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
+from fedexp.trust import foreign
 
 log = logging.getLogger("fedexp")
 
@@ -118,6 +119,8 @@ def start(
         files.remove_temporaries(job.directory)
     handler = log_to(job.directory / "run.log")
     try:
+        for sentence in foreign(container):
+            log.warning("%s", sentence)
         log.info("hardware: %s", hardware.sentence())
         place_states(experiment, state)
         if saved is not None:
@@ -219,11 +222,14 @@ def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
 def read_config(directory: Path) -> dict[str, Any]:
     path = directory / files.CONFIG
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)") from None
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: is not the configuration of a run")
+    return config
 
 
 def check_partition(directory: Path, experiment: Experiment) -> None:

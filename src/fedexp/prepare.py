@@ -57,7 +57,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
         augmentation=augmentation_of(groups["dataset"], settings.augment),
-        local=built.local,
+        # Batches are padded to their size; more than there are examples is all of them.
+        local=replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train))),
         dtype=hardware.dtype,
         heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
     )

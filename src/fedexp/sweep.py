@@ -75,12 +75,12 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
     if not paths:
         options = list_options("sweep", list(folders))
         raise ConfigError(f"sweep={name}: no such sweep{nearest(name, options)}; sweeps: {', '.join(options)}")
-    text = paths[0].read_text(encoding="utf-8")
     try:
+        text = paths[0].read_text(encoding="utf-8")
         spec = yaml.safe_load(text)
         blocks = tuple(read_block(block) for block in spec["blocks"])
         return Sweep(name, text.splitlines()[0].lstrip("# "), str(spec["paper"]), str(spec["table"]), blocks)
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
 
 

@@ -31,6 +31,8 @@ from fedexp.tree import Params, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedKA(FedAvg):
+    inputs = ("images",)  # anchors join the batch, without the dropout keys that texts are given in training
+
     beta: float  # weight of the anchors, >= 0; 0 is FedAvg
     dominance: float | None  # share from which a class is dominant; None: 0.5 / C
     max_anchors: int

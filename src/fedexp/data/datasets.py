@@ -6,6 +6,7 @@ fetched if missing.
 """
 
 import abc
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,8 @@ class Dataset(abc.ABC):
         require(bool(re.fullmatch(r"[\w.-]+", self.name)), "dataset.name", self.name, "letters, digits, _ . -")
         require(len(self.mean) in MODES, "dataset.mean", self.mean, "1 value (grey) or 3 values (red, green, blue)")
         require(len(self.std) == len(self.mean), "dataset.std", self.std, f"{len(self.mean)} values, as dataset.mean")
-        require(all(s > 0 for s in self.std), "dataset.std", self.std, "greater than 0")
+        require(all(map(math.isfinite, self.mean)), "dataset.mean", self.mean, "finite")
+        require(all(0 < s < math.inf for s in self.std), "dataset.std", self.std, "greater than 0 and finite")
 
     @property
     def channels(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedexp.data.archive import unpack
 from fedexp.errors import ConfigError, require
 
 log = logging.getLogger("fedexp")
@@ -32,12 +33,16 @@ class Download:
         """
         if mirror is not None:
             require(mirror.startswith(("http://", "https://")), "dataset.url", mirror, "an http:// or https:// address")
+        new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for filename, md5 in self.files:
                 self._fetch_file(name, filename, md5, mirror)
                 _unpack(self.folder / filename, self.folder)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
+            with contextlib.suppress(OSError):  # not empty: an earlier file is there
+                for path in new:
+                    path.rmdir()
             raise ConfigError(self._by_hand(name, mirror, error)) from error
 
     def _fetch_file(self, name: str, filename: str, md5: str, mirror: str | None) -> None:
@@ -49,8 +54,9 @@ class Download:
         for attempt, address in enumerate(addresses, start=1):
             log.info("%s: fetching %s into %s%s", name, address, self.folder, self.note and f" ({self.note})")
             try:
-                with _timeout(TIMEOUT):
-                    download_url(address, self.folder, filename, md5)
+                with _timeout(TIMEOUT), _beside(self.folder) as temporary:
+                    download_url(address, temporary, filename, md5)
+                    os.replace(temporary / filename, self.folder / filename)
                 return
             except Exception as error:
                 if attempt == len(addresses):
@@ -85,13 +91,18 @@ def _timeout(seconds: float) -> Iterator[None]:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack beside the archive, then move: an interrupted run leaves no half of a data set in its place."""
-    from torchvision.datasets.utils import extract_archive
-
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
-        extract_archive(str(archive), temporary)
-        for item in Path(temporary).iterdir():
+    with _beside(folder) as temporary:
+        unpack(archive, temporary)
+        for item in temporary.iterdir():
             target = folder / item.name
             if target.is_dir():
                 shutil.copytree(item, target, dirs_exist_ok=True)
             else:
                 os.replace(item, target)
+
+
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A folder for the time being, on the same disk as the files that will be moved out of it."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
+        yield Path(temporary)

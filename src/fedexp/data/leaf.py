@@ -60,15 +60,16 @@ def _read_users(files: Iterable[Path]) -> Users:
             for user, samples in user_data.items():
                 _require(user not in users, f"writer {user} is in another file, too")
                 users[user] = _samples(samples["x"], samples["y"])
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except Exception as error:  # a json file can hold anything
             raise ConfigError(f"{path}: not a LEAF json file of FEMNIST ({type(error).__name__}: {error})") from error
     return users
 
 
 def _samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    pixels = np.asarray(x, np.float64).reshape(-1, SIDE, SIDE, 1) if len(x) else np.empty((0, SIDE, SIDE, 1))
-    labels = np.asarray(y, np.int64).reshape(-1)
-    _require(len(pixels) == len(labels), f"{len(pixels)} images but {len(labels)} labels")
+    _require(len(x) == len(y), f"{len(x)} images but {len(y)} labels")
+    pixels = np.asarray(x, np.float64).reshape(len(x), SIDE, SIDE, 1)
+    _require(all(type(label) is int for label in y), "labels that are no integers")
+    labels = np.array(y, np.int64)
     _require(not ((labels < 0) | (labels >= len(CLASSES))).any(), f"labels outside 0..{len(CLASSES) - 1}")
     _require(bool(((pixels >= 0) & (pixels <= 1)).all()), "pixels outside 0..1")
     return np.rint(pixels * 255).astype(np.uint8), labels  # exact: LEAF divided 8-bit values by 255

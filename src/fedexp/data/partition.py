@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import math
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("a single array, not an .npz archive")
             return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # numpy, zipfile and zlib raise many types for a damaged file
         raise ConfigError(
             f"{path}: cannot be read as an .npz file ({getattr(error, 'strerror', None) or error})"
         ) from None
@@ -111,11 +110,15 @@ class Partition:
         missing = {"indices", "sizes", "counts", "hash", "info"} - arrays.keys()
         if missing:
             raise ConfigError(f"{path}: not a partition written by fedexp (no {', '.join(sorted(missing))})")
-        parts = tuple(np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1]))
-        if partition_hash(parts) != str(arrays["hash"]):
+        try:
+            parts = tuple(np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1]))
+            info = json.loads(str(arrays["info"]))
+            whole = partition_hash(parts) == str(arrays["hash"])
+        except (ValueError, TypeError, IndexError) as error:
+            raise ConfigError(f"{path}: damaged, its arrays do not belong together ({error})") from error
+        if not whole:
             raise ConfigError(f"{path}: damaged, its indices do not match its hash")
-        public = arrays.get("public", np.zeros(0, np.int64))
-        return cls(parts, arrays["counts"], str(arrays["hash"]), json.loads(str(arrays["info"])), public)
+        return cls(parts, arrays["counts"], str(arrays["hash"]), info, arrays.get("public", np.zeros(0, np.int64)))
 
 
 @dataclass(frozen=True, kw_only=True)

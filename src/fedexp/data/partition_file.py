@@ -59,10 +59,11 @@ def read_clients(path: Path) -> list[np.ndarray]:
 
 
 def _from_saved(path: Path, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    sizes = arrays["sizes"]
-    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 0).any() or sizes.sum() != len(arrays["indices"]):
+    sizes, indices = arrays["sizes"], arrays["indices"]
+    whole = sizes.ndim == indices.ndim == 1 and sizes.dtype.kind in "iu" and not (sizes < 0).any()
+    if not whole or sum(sizes.tolist()) != len(indices):
         raise ConfigError(f"{path}: damaged, sizes and indices do not belong together")
-    return np.split(arrays["indices"], np.cumsum(sizes)[:-1])
+    return np.split(indices, np.cumsum(sizes)[:-1])
 
 
 def _read_json(path: Path) -> Any:
@@ -76,7 +77,7 @@ def _read_json(path: Path) -> Any:
 
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
 
 

@@ -31,6 +31,8 @@ class Surrogate:
 
     def __post_init__(self) -> None:
         require(0 <= self.fraction < 1, "surrogate.fraction", self.fraction, "at least 0 and less than 1")
+        named = self.dataset is None or hasattr(self.dataset, "load")
+        require(named, "surrogate.dataset", self.dataset, "the name of a data set, or null")
         require(self.shards >= 1, "surrogate.shards", self.shards, "at least 1")
         require(self.server_shards >= 1, "surrogate.server_shards", self.server_shards, "at least 1")
         require(self.total_shards is None or self.total_shards >= 1, "surrogate.total_shards", self.total_shards,

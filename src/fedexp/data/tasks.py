@@ -144,7 +144,8 @@ class DomainIncremental(Several):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.domains) > 0, "scenario.domains", self.domains, "data sets for the tasks after the first")
+        named = len(self.domains) > 0 and all(hasattr(domain, "load") for domain in self.domains)
+        require(named, "scenario.domains", self.domains, "names of data sets for the tasks after the first")
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "scenario.classes", self.classes, "different labels, or null for all")
 

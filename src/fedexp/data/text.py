@@ -7,8 +7,6 @@ vocabulary does not have, `<PAD>` fills up short texts. Nothing is normalised.
 import json
 import re
 import sys
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from fedexp.data.partition import load_npz
 from fedexp.data.text_files import Texts, class_numbers, find_files, name_classes, read_lines, read_texts
 from fedexp.data.types import TextData
 from fedexp.errors import ConfigError, require
@@ -191,7 +190,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
         numbers = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); dataset.vocabulary=null needs none") from error
-    except ValueError as error:  # not UTF-8 or not json
+    except (ValueError, RecursionError) as error:  # not UTF-8 or not json
         raise ConfigError(f"{path}: is not a json file in UTF-8 ({error})") from error
     valid = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
     if not valid or not numbers or sorted(numbers.values()) != list(range(len(numbers))):
@@ -201,13 +200,9 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
 
 def read_vectors(path: Path) -> np.ndarray:
     """float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: is missing; dataset.vectors=null does without pre-trained vectors") from error
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"{path}: is not a whole npz file of numbers ({error})") from error
+    if not path.is_file():
+        raise ConfigError(f"{path}: is missing; dataset.vectors=null does without pre-trained vectors")
+    arrays = load_npz(path)
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
     name = "embeddings" if "embeddings" in matrices else matrices[0] if len(matrices) == 1 else None
     if name is None:

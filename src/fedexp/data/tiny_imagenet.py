@@ -19,11 +19,13 @@ def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
     train = scan_classes(root / "train", wnids)
     label = {wnid: i for i, wnid in enumerate(wnids)}
     annotations = root / "val" / "val_annotations.txt"
-    lines = [line.split("\t") for line in annotations.read_text(encoding="utf-8").splitlines() if line.strip()]
     try:
+        lines = [line.split("\t") for line in annotations.read_text(encoding="utf-8").splitlines() if line.strip()]
         labelled = sorted((root / "val" / "images" / image, label[wnid]) for image, wnid, *_ in lines)
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{annotations}: a line has no class of {root / 'train'} ({error})") from error
+    if not labelled:
+        raise ConfigError(f"{annotations}: names no images")
     try:
         files = [SourceFile.of(path) for path, _ in labelled]
     except FileNotFoundError as error:
@@ -36,7 +38,7 @@ def _names(root: Path, wnids: list[str]) -> list[str]:
     words = root / "words.txt"
     if not words.is_file():
         return wnids
-    lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())
+    lines = (line.partition("\t") for line in words.read_text(encoding="utf-8", errors="replace").splitlines())
     name = {wnid: rest.partition(",")[0].strip() for wnid, _, rest in lines}
     names = [name.get(wnid) or wnid for wnid in wnids]
     return [n if names.count(n) == 1 else f"{n} ({wnid})" for n, wnid in zip(names, wnids, strict=True)]

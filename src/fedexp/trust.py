@@ -1,0 +1,69 @@
+"""Whose code a configuration may name.
+
+A `_target_` is imported and called, so a command line, a preset or a run directory that somebody else wrote could run
+anything. fedexp's own classes are always allowed; any other must stand in a yaml file of a directory that the user has
+given with --config-dir, and is named in the log.
+"""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedexp.errors import ConfigError
+from fedexp.named import search_path
+
+OWN = "fedexp."
+
+
+def require_trusted(name: str, key: str) -> None:
+    """Raises ConfigError for a class outside fedexp that no directory of the user's names."""
+    if name.startswith(OWN) or named_by(name):
+        return
+    raise ConfigError(
+        f"{key}={name}: lies outside fedexp; a class of your own is named in a yaml file of your own directory, which "
+        "--config-dir gives, and not on the command line (CONTRIBUTING.md has an example)"
+    )
+
+
+def foreign(values: Any) -> list[str]:
+    """A sentence about each class outside fedexp that a checked configuration names: its source, and who names it."""
+    from fedexp.build import find_class
+
+    sentences = []
+    for name in sorted({name for name in targets(values) if not name.startswith(OWN)}):
+        try:
+            source = inspect.getfile(find_class(name, "_target_"))
+        except (TypeError, OSError):
+            source = "an unknown file"
+        sentences.append(f"not fedexp's own code: {name} from {source}, named in {named_by(name)}")
+    return sentences
+
+
+def named_by(name: str) -> Path | None:
+    """The yaml file in a directory of the user's that has this `_target_`; None where there is none."""
+    from fedexp.cli import conf_directory
+
+    for folder in search_path():
+        if folder.resolve() == conf_directory().resolve() or not folder.is_dir():
+            continue
+        for path in sorted(folder.rglob("*.yaml")):
+            try:
+                if name in targets(yaml.safe_load(path.read_text(encoding="utf-8"))):
+                    return path
+            except (OSError, ValueError, RecursionError, yaml.YAMLError):
+                continue  # who chooses this option will be told
+    return None
+
+
+def targets(node: Any) -> Iterator[str]:
+    """Every `_target_` in nested dicts and lists."""
+    if isinstance(node, dict):
+        if isinstance(node.get("_target_"), str):
+            yield node["_target_"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for each in node:
+            yield from targets(each)

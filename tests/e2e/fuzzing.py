@@ -1,0 +1,435 @@
+"""Random command lines, configuration files and partition files, made from conf/ itself (see test_fuzz.py).
+
+What can be set is read from the yaml files, so a new option or key is drawn without being named here.
+"""
+
+import io
+import json
+import re
+import string
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from fedexp.build import build, find_class
+from fedexp.errors import ConfigError
+from fedexp.explain import GLOBAL_OPTION, PRESETS, list_groups, list_options
+from world import CONF, composed
+
+GROUPS = list_groups([CONF])
+FOLDERS = sorted(path.name for path in CONF.iterdir() if path.is_dir())  # the groups and the presets
+IMAGES, TEXTS = "images", "texts"  # folders with small data sets, which test_fuzz.py writes
+
+# More of these is only more work, and how much somebody wants to wait is no matter of right and wrong. Drawn small.
+WORK = re.compile(
+    r"(rounds|rounds_per_task|epochs|head_epochs|epochs_on_server|epochs_factor|steps|ascent|max_passes|max_draws|blocks|"
+    r"samples|patience)$"
+)
+# As they would be typed. Every value is a wrong one for some key.
+ODD = [
+    *("", "null", "true", "false", "-1", "0", "1", "2", "3", "7", "0.5", "1.5", "-0.5", "1e-3", "1e-300", "1e308"),
+    *("1e400", "nan", "inf", "-inf", "100000", "2147483648", "9223372036854775807", "18446744073709551616"),
+    *("1000000000000000000000000000000", "-9223372036854775809", "abc", "''", "'é☃'", "' '", "'a b'", r"'a\'b'", "a=b"),
+    *("[]", "[1]", "[0]", "[-1]", "[0.5]", "[1,2]", "[1,1]", "[a]", "[0.5,a]", "[[1]]", "[[0,1],[2]]", "[null]", "{}"),
+    *("{a:1}", "{_target_:os.system}", "???", "${rounds}", "${nothing}", "${seed", "${oc.env:NO_SUCH}", "${now:%Y}"),
+    *("${oc.env:HOME}", "${eval:1}", "${hydra:runtime.cwd}", "${fedexp.run_name:}", "$", "'../x'", "./y", "range(3)"),
+    *("choice(1,2)", "1,2", "glob(*)", "sort(2,1)", "int(3.5)", "str(3)", "'a\nb'", "[", "]", "{", "}", "'", '"', ":"),
+    *("fedexp.algorithms.base.FedAvg", "os.system", "cpu", "cuda:99", "kl", "mean", "test.txt", "1e", "0x10", "1_000"),
+]
+CHARACTERS = string.ascii_lowercase + string.digits + "=[]{}()'\",:;$\\~+@./#%*&!|<>-_ \té☃"
+YAML = [
+    *(
+        "",
+        "\n",
+        "#",
+        "a",
+        "[1, 2",
+        "{",
+        "a: b: c",
+        "a:\n\t- b",
+        "- 1\n- 2\n",
+        "null",
+        "&a [*a]",
+        "? [1]\n: 2\n",
+        "%YAML 9",
+    ),
+    *("!!python/object/apply:os.system ['echo fuzz > stolen']", "!!python/name:os.system", "a: *b", "---\n---\na: 1\n"),
+    *("_target_: 3", "_target_: os.system", "_target_: [a]", "_target_:\n  a: 1\n", "_target_: ${a}", "defaults: 3"),
+    *("defaults: [nowhere]", "defaults: [{a: b}]", "defaults: [_self_, {/algorithm: mine}]", "defaults:\n  - a: [1\n"),
+    *(
+        "# @package\na: 1",
+        "# @package _global_\nrounds: [1",
+        "# @package _global_\nalgorithm: 3\n",
+        "1: 2",
+        "? a\n",
+        "~: 1",
+    ),
+    *(
+        "# @package _global_\nhydra: 3\n",
+        "# @package nowhere.at.all\na: 1\n",
+        "a: ${a}",
+        "a: ${b}\nb: ${a}\n",
+        "2: {3: 4}",
+    ),
+    *(
+        "a: !!binary x",
+        "a: 1\na: 2\n",
+        "\ufeff_target_: 1",
+        "[" * 2000,
+        "a: " * 300,
+        "- " * 1000,
+        "title: x\nblocks: 3",
+    ),
+    "a: &a [x, x]\n" + "".join(f"b{i}: &b{i} [{', '.join([f'*{n}'] * 9)}]\n" for i, n in enumerate("a")),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and the files that are there when it is given (path below the working directory -> content)."""
+
+    arguments: tuple[str, ...]
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+# ---- what can be set ----
+
+
+@cache
+def defaults_of(group: str, option: str) -> dict[str, Any]:
+    """key -> default, of everything that an option of a group brings along."""
+    path = CONF / group / f"{option}.yaml"
+    node = OmegaConf.load(path)
+    prefix = "" if GLOBAL_OPTION.search(path.read_text(encoding="utf-8")) else f"{group}."
+    found: dict[str, Any] = {}
+    for parent in node.get("defaults", ()):
+        if isinstance(parent, str) and parent != "_self_":
+            found |= defaults_of(group, parent)
+    return found | walk(node, prefix)
+
+
+@cache
+def top_level() -> dict[str, Any]:
+    """key -> default, of conf/config.yaml."""
+    return {k: v for k, v in walk(OmegaConf.load(CONF / "config.yaml"), "").items() if not k.startswith("hydra")}
+
+
+def walk(node: Any, prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in map(str, node):
+        child = node._get_node(name)
+        if name == "defaults":
+            continue
+        if isinstance(child, DictConfig) and len(child):
+            found |= walk(child, f"{prefix}{name}.")
+        plain = OmegaConf.create({"value": child})
+        found[f"{prefix}{name}"] = OmegaConf.to_container(plain, resolve=False)["value"]
+    return found
+
+
+@cache
+def choices(group: str, option: str, key: str) -> tuple[str, ...]:
+    """The values that the message to a wrong one names."""
+    try:
+        build(composed(f"{group}={option}", f"{key}=__"))
+    except ConfigError as error:
+        if found := re.search(r"must be one of ([^()\n]+)", str(error)):
+            return tuple(word.strip() for word in found.group(1).split(",") if re.fullmatch(r"[\w.]+", word.strip()))
+    except Exception:
+        pass
+    return ()
+
+
+# ---- command lines ----
+
+
+def likely(draw: Any, probability: float) -> bool:
+    """Shrinks to true."""
+    return draw(st.integers(0, 99)) < 100 * probability
+
+
+def spell(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+@st.composite
+def values(draw: Any, key: str, default: Any, known: tuple[str, ...]) -> str:
+    """A value for a key, often of its type."""
+    if WORK.search(key):
+        return draw(st.sampled_from(["1", "2", "0", "-1", "null", "a", "1.5", "[1]", "true", "${nothing}", "???"]))
+    if key.endswith("data_dir") or key == "dataset.root":
+        return draw(st.sampled_from(["nowhere", IMAGES, TEXTS, "3", "null", "[a]", "''", "../x"]))
+    kinds = ["odd"]
+    if known:
+        kinds += ["known"] * 2
+    if isinstance(default, bool):
+        kinds += ["bool"]
+    elif isinstance(default, int | float):
+        kinds += ["number"] * 2
+    elif isinstance(default, list) and default:
+        kinds += ["list"]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "known":
+        return draw(st.sampled_from(known))
+    if kind == "bool":
+        return draw(st.sampled_from(["true", "false"]))
+    if kind == "list":
+        inner = st.one_of(st.sampled_from([spell(each) for each in default]), st.sampled_from(ODD))
+        return f"[{','.join(draw(st.lists(inner, max_size=4)))}]"
+    if kind == "number":
+        if isinstance(default, int):
+            return str(draw(st.one_of(st.integers(-2, 12), st.sampled_from([default, default + 1, default // 2]))))
+        number = st.floats(0, 1) if default <= 1 else st.floats(-10, 1000)
+        return str(draw(st.one_of(number, st.sampled_from([default, default / 2, default * 2, 0.0]))))
+    return draw(st.one_of(st.sampled_from(ODD), st.sampled_from(ODD), st.text(CHARACTERS, max_size=12)))
+
+
+@st.composite
+def typo(draw: Any, word: str) -> str:
+    at = draw(st.integers(0, max(len(word) - 1, 0)))
+    new = draw(st.sampled_from(["", "a", "_", ".", word[at : at + 1] * 2, "-", " ", "/"]))
+    return word[:at] + new + word[at + 1 :]
+
+
+@st.composite
+def setting(draw: Any, chosen: dict[str, str]) -> str:
+    """One override, mostly of a key that exists with the chosen options."""
+    owners = [("", "", top_level()), *((group, option, defaults_of(group, option)) for group, option in chosen.items())]
+    if likely(draw, 0.03):  # a key of another option
+        group = draw(st.sampled_from(GROUPS))
+        option = draw(st.sampled_from(list_options(group, [CONF])))
+        owners = [(group, option, defaults_of(group, option))]
+    group, option, keys = draw(st.sampled_from([owner for owner in owners if owner[2]]))
+    key = draw(st.sampled_from(sorted(keys)))
+    texts = group and isinstance(keys[key], str) and not key.endswith(("_target_", "data_dir", "path"))
+    value = draw(values(key, keys[key], choices(group, option, key) if texts else ()))
+    if likely(draw, 0.92):
+        return f"{key}={value}"
+    key = draw(st.one_of(st.just(key), typo(key)))
+    form = draw(st.sampled_from(["{key}={value}", "+{key}={value}", "++{key}={value}", "~{key}", "{key}", "{key}=",
+                                 "={value}", "{key}=={value}", "{key}@here={value}", "~{key}={value}", "{key}:{value}",
+                                 "+{key}", "{key}.more={value}", "{key}/more={value}", "{key}[0]={value}"]))  # fmt: skip
+    return form.format(key=key, value=value)
+
+
+FLAGS = [
+    *(["--cfg", "job"], ["--cfg", "all"], ["--cfg", "nothing"], ["--cfg"], ["--resolve"], ["--info"], ["--info", "x"]),
+    *(
+        ["--package", "algorithm"],
+        ["--config-dir", "nowhere"],
+        ["--config-dir"],
+        ["--config-name", "nowhere"],
+        ["--help"],
+    ),
+    *(["--config-path", "nowhere"], ["--nonsense"], ["-x"], ["--multirun"], ["--run"], ["--version"], ["--hydra-help"]),
+    *(["--cfg", "job", "--resolve"], ["--cfg", "job", "--package", "nowhere"], ["-c", "job", "-p", "local"], ["--"]),
+    *(["--experimental-rerun", "nowhere"], ["--shell-completion", "install=bash"], ["-"], ["--help", "--cfg", "job"]),
+]
+HYDRA = [
+    *("hydra.run.dir=run", "hydra.run.dir=", "hydra.run.dir=null", "hydra.run.dir=[1]", "hydra.run.dir=${nothing}"),
+    *(
+        "hydra.run.dir=there.txt",
+        "hydra.run.dir=there.txt/run",
+        "hydra.run.dir='a b'",
+        "hydra.run.dir=.",
+        "hydra.run.dir=a/b/c",
+    ),
+    *(
+        "hydra.job.chdir=true",
+        "hydra.verbose=true",
+        "hydra.verbose=nonsense",
+        "hydra.output_subdir=sub",
+        "hydra.job.name=x",
+    ),
+    *(
+        "hydra/launcher=nothing",
+        "hydra.launcher.nothing=1",
+        "hydra.mode=MULTIRUN",
+        "hydra.mode=x",
+        "hydra/sweeper=nothing",
+    ),
+    *("hydra.nothing=1", "hydra=3", "hydra/job_logging=default", "hydra.job.env_set.A=1", "hydra.searchpath=[nowhere]"),
+    *(
+        "hydra.sweep.dir=out",
+        "hydra.sweep.subdir=${nothing}",
+        "hydra.callbacks=null",
+        "hydra.callbacks.x={_target_:os.getcwd}",
+    ),
+    *("hydra.help.template=x", "hydra.job.config.override_dirname.kv_sep=3", "hydra.searchpath=[pkg://nowhere]"),
+]
+
+
+def smaller(chosen: dict[str, str]) -> list[str]:
+    """What makes the chosen options a run of a second: an eighth of every width."""
+    small = []
+    for key, default in defaults_of("model", chosen.get("model", "cnn")).items():
+        if isinstance(default, int) and default >= 32:
+            small.append(f"{key}={default // 8}")
+        elif isinstance(default, list):
+            small.append(f"{key}={[max(width // 8, 1) if width > 4 else width for width in default]}".replace(" ", ""))
+    return small
+
+
+@st.composite
+def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
+    """Options of some groups, and what they mostly need."""
+    chosen, more = {}, ["rounds=1", "num_clients=4", "participation=0.5", "local.epochs=1", "figures=false"]
+    more += ["hardware.threads=1", "hardware.device=cpu", "hardware.engine=sequential"]
+    kind = draw(st.sampled_from(["digits"] * 6 + [IMAGES] * 2 + [TEXTS] * 2 + ["any"]))
+    if kind == IMAGES:
+        chosen["dataset"] = "image_folder"
+        more += [f"dataset.root={IMAGES}", "partition.min_size=1"]
+    elif kind == TEXTS:
+        chosen |= {"dataset": "thucnews", "model": "textcnn"}
+        more += [f"data_dir={TEXTS}", "dataset.vocabulary=null", "dataset.vectors=null", "partition.min_size=1"]
+    elif kind == "any":
+        chosen["dataset"] = draw(st.sampled_from(list_options("dataset", [CONF])))
+    drawn = draw(st.lists(st.sampled_from([group for group in GROUPS if group != "dataset"]), max_size=2, unique=True))
+    for group in [*drawn, "algorithm"]:
+        if not (group == "model" and kind == TEXTS and likely(draw, 0.9)):
+            chosen[group] = draw(st.sampled_from(list_options(group, [CONF])))
+    scenarios = find_class(str(defaults_of("algorithm", chosen["algorithm"])["algorithm._target_"]), "").scenarios
+    if chosen.get("scenario", "none") not in scenarios and likely(draw, 0.9):
+        chosen["scenario"] = scenarios[0]
+    if chosen.get("model", "cnn").startswith(("resnet", "t_cnn")) and kind == "digits" and likely(draw, 0.9):
+        del chosen["model"]
+    if chosen.get("partition", "lda") != "lda":
+        more = [each for each in more if "min_size" not in each]
+    if chosen.get("tracker") == "wandb":
+        more.append("tracker.mode=disabled")
+    elif "tracker" not in chosen:
+        chosen["tracker"] = "none"
+    if likely(draw, 0.6):
+        more.append("public.fraction=0.1")
+    if likely(draw, 0.4):
+        more += ["surrogate.fraction=0.2"]
+    elif likely(draw, 0.2):
+        more += [f"surrogate.dataset={draw(st.sampled_from(['digits', 'image_folder', 'weibo', 'x', 'digits']))}"]
+    return chosen, more + smaller(chosen)
+
+
+@st.composite
+def command_lines(draw: Any) -> Case:
+    chosen, more = draw(groups())
+    if likely(draw, 0.03):
+        group = draw(st.sampled_from(sorted(chosen)))
+        chosen = chosen | {group: draw(st.one_of(typo(chosen[group]), st.sampled_from(ODD)))}
+        return Case((*(f"{group}={option}" for group, option in chosen.items()), *more))
+    arguments = [f"{group}={option}" for group, option in chosen.items()] + more
+    arguments += [draw(setting(chosen)) for _ in range(draw(st.sampled_from([1, 0, 2, 0, 1])))]
+    if likely(draw, 0.06):
+        arguments.append(draw(st.text(CHARACTERS, min_size=1, max_size=10)))
+    if likely(draw, 0.06):
+        arguments.append(draw(st.sampled_from(HYDRA)))
+    if likely(draw, 0.06):
+        flags = draw(st.sampled_from(FLAGS))
+        arguments = flags + arguments if likely(draw, 0.5) else arguments + flags
+    return Case(tuple(arguments), {"there.txt": b"in the way"})
+
+
+# ---- files ----
+
+
+@st.composite
+def damaged(draw: Any, content: bytes) -> bytes:
+    """With some bytes removed, doubled, replaced or cut off."""
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(content)))
+        stop = min(start + draw(st.integers(0, 40)), len(content))
+        new = draw(st.one_of(st.just(b""), st.binary(max_size=6), st.sampled_from(YAML).map(str.encode)))
+        tail = b"" if likely(draw, 0.2) else content[stop:]
+        content = content[:start] + new + content[start:stop] * draw(st.integers(0, 2)) + tail
+    return content
+
+
+@st.composite
+def yaml_files(draw: Any) -> Case:
+    """An option of the user's own, in --config-dir."""
+    group = draw(st.sampled_from(FOLDERS))
+    good = (CONF / group / f"{draw(st.sampled_from(list_options(group, [CONF])))}.yaml").read_bytes()
+    text = draw(st.one_of(st.sampled_from(YAML).map(str.encode), damaged(good), st.binary(max_size=20)))
+    arguments = ["rounds=1", "num_clients=4", "local.epochs=1", "tracker=none", "figures=false"]
+    arguments += ["hardware.threads=1", "hardware.engine=sequential", "model.channels=[4,8]", "model.hidden=[16]"]
+    if group == "sweep":
+        arguments = ["--multirun", "sweep=mine", "preview=true"]
+    elif group == "tuned":
+        arguments.append("tuned=mine")
+    else:
+        arguments = [a for a in arguments if not a.startswith(f"{group}.")] + [f"{group}=mine"]
+    return Case(("--config-dir", "conf_mine", *arguments), {f"conf_mine/{group}/mine.yaml": text})
+
+
+def npz(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+ARRAYS = st.one_of(
+    st.lists(st.integers(-1, 1500), max_size=6).map(np.array),
+    st.lists(st.floats(), max_size=3).map(np.array),
+    st.sampled_from([np.array(3), np.zeros((2, 2), np.int64), np.array(["a"]), np.array([object()]), np.array([True])]),
+    st.sampled_from([np.array([2**64 - 1], np.uint64), np.array([None, 1]), np.array([1 + 2j]), np.array([b"x"])]),
+    st.sampled_from([np.zeros(0), np.array(["2020-01-01"], "M8"), np.array([(1, 2)], [("a", int), ("b", int)])]),
+)
+ARRAY_FILES = st.dictionaries(st.sampled_from(["0", "1", "2", "indices", "sizes", "hash", "x"]), ARRAYS, max_size=4)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1500) | st.floats() | st.text(max_size=3) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("0123a"), inner, max_size=3),
+    max_leaves=8,
+)
+GOOD = {str(client): list(range(client, 1400, 4)) for client in range(4)}
+
+
+@st.composite
+def partition_files(draw: Any) -> Case:
+    kind = draw(st.sampled_from(["npz", "json"]))
+    if kind == "npz":
+        good = npz(**{k: np.array(v) for k, v in GOOD.items()})
+        content = draw(st.one_of(ARRAY_FILES.map(lambda arrays: npz(**arrays)), damaged(good), st.binary(max_size=20)))
+    else:
+        text = st.one_of(JSON, JSON.map(lambda value: GOOD | {"1": value})).map(json.dumps).map(str.encode)
+        content = draw(st.one_of(text, damaged(json.dumps(GOOD).encode()), st.sampled_from([b"[" * 100_000, b"\xff"])))
+    arguments = ["partition=file", f"partition.path=parts.{kind}", f"num_clients={draw(st.sampled_from([4, 2, 1]))}"]
+    arguments += [
+        "rounds=1",
+        "local.epochs=1",
+        "tracker=none",
+        "figures=false",
+        "participation=0.5",
+        "model.hidden=[16]",
+    ]
+    arguments += ["hardware.threads=1", "hardware.engine=sequential", "model.channels=[4,8]"]
+    return Case(tuple(arguments), {f"parts.{kind}": content})
+
+
+def run_files(run: dict[str, bytes]) -> st.SearchStrategy[Case]:
+    """A run that is gone on with, one of whose files that tell what it is has been damaged. run: path -> content."""
+
+    @st.composite
+    def build_case(draw: Any) -> Case:
+        name = draw(st.sampled_from(sorted(run)))
+        if name.endswith((".yaml", ".npz", ".json")):
+            content = draw(st.one_of(damaged(run[name]), st.sampled_from(YAML).map(str.encode), st.binary(max_size=20)))
+        else:
+            content = run[name]
+        files = {f"run/{path}": old for path, old in run.items()} | {f"run/{name}": content}
+        return Case(("resume=run", *draw(st.sampled_from([(), ("seed=1",), ("algorithm=fedprox",)]))), files)
+
+    return build_case()
+
+
+def cases(run: dict[str, bytes]) -> st.SearchStrategy[Case]:
+    """All kinds; mostly command lines."""
+    kinds = [command_lines()] * 6 + [yaml_files()] * 2 + [partition_files(), run_files(run)]
+    return st.sampled_from(range(len(kinds))).flatmap(lambda i: kinds[i])
+
+
+def source_files(root: Path) -> dict[str, bytes]:
+    """Relative path -> content of every file below a directory."""
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

@@ -1,0 +1,203 @@
+"""Random bad input: each command ends in a finished run or in one message and exit code 2, and leaves nothing behind.
+
+`make test-fuzz` runs 2,000 cases (`make test-fuzz CASES=20000`); the other tests run the first of them.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import urllib.error
+import urllib.request
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzzing import IMAGES, TEXTS, Case, cases, source_files
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from PIL import Image
+
+LIMIT = 60  # seconds of a case
+
+
+class TooLong(BaseException):
+    """Not an Exception, which fedexp would report as a failed run."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Small data sets: images of 32 x 32 in two classes, texts in three."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for split, n in (("train", 12), ("test", 4)):
+        for name in ("cat", "dog"):
+            (root / IMAGES / split / name).mkdir(parents=True)
+            for i in range(n):
+                picture = Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+                picture.save(root / IMAGES / split / name / f"{i}.png")
+    folder = root / TEXTS / "thucnews"
+    folder.mkdir(parents=True)
+    for split, n in (("train", 60), ("test", 12)):
+        lines = [f"{'abcdefghij'[i % 7 : i % 7 + 4]} {i}\t{i % 3}" for i in range(n)]
+        (folder / f"{split}.txt").write_text("\n".join(lines))
+    return root
+
+
+@pytest.fixture
+def run_case(fedexp, data, tmp_path, monkeypatch) -> Iterator[Callable[[Case], str]]:
+    """Runs a case in a directory of its own; how it ended."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+    def refuse(request, *args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    before = signal.signal(signal.SIGALRM, too_long)
+    get_mode = Hydra.get_mode
+
+    def quicker(self, config_name, overrides):  # which composes everything once more
+        plain = not any(argument.startswith(("-", "hydra", "+", "~")) for argument in sys.argv[1:])
+        return RunMode.RUN if plain else get_mode(self, config_name, overrides)
+
+    monkeypatch.setattr(Hydra, "get_mode", quicker)
+
+    def call(case: Case) -> str:
+        directory = tmp_path / "case"
+        shutil.rmtree(directory, ignore_errors=True)
+        (tmp_path / "arguments.txt").write_text(repr(case))  # for a case that kills the process
+        work = directory / "work"
+        work.mkdir(parents=True)
+        for name in (IMAGES, TEXTS):
+            if any(name in argument for argument in case.arguments):
+                shutil.copytree(data / name, work / name)
+        for name, content in case.files.items():
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).write_bytes(content)
+        os.chdir(work)
+        there = everything(directory)
+        signal.alarm(LIMIT)
+        try:
+            with warnings.catch_warnings():
+                answer = fedexp(*case.arguments)
+        finally:
+            signal.alarm(0)
+            os.chdir(tmp_path)
+        return judge(case, answer, directory, there)
+
+    yield call
+    signal.signal(signal.SIGALRM, before)
+
+
+def too_long(number, frame):
+    raise TooLong(f"more than {LIMIT} s")
+
+
+def everything(directory: Path) -> dict[str, bytes | None]:
+    """Content of every file, None for every directory."""
+    found = sorted(directory.rglob("*"))
+    return {str(p.relative_to(directory)): p.read_bytes() if p.is_file() else None for p in found}
+
+
+def judge(case, answer, directory: Path, there: dict) -> str:
+    """Fails unless the case ended as it should."""
+    now = everything(directory)
+    new = sorted(name for name in now if name not in there or now[name] != there[name])
+    lost = sorted(there.keys() - now.keys())
+    assert answer.code in (0, 2), f"exit code {answer.code}: {answer.err}"
+    assert "Traceback" not in answer.err + answer.out, answer.err
+    assert not lost, lost
+    assert not [name for name in new if name.endswith((".tmp", ".lock", ".owner.json"))], new
+    multirun = any(a in ("--multirun", "-m", "hydra.mode=MULTIRUN") for a in case.arguments)
+    if answer.code == 2:
+        open("/tmp/fuzz_reasons.txt", "a").write(answer.err.strip().splitlines()[-1][:150] + "\n")
+        assert answer.err.count("fedexp:") == 1 or multirun, answer.err
+        assert not new or multirun, f"left behind: {new}\n{answer.err}"
+        return "refused"
+    runs = [name for name in new if name.endswith("summary.json")]
+    if not runs:
+        assert multirun or not [name for name in new if not name.startswith("work/run")], new
+        return "nothing to run"
+    for name in runs:
+        summary = json.loads(now[name])
+        assert summary["status"] in ("completed", "diverged"), summary
+        assert str(Path(name).with_name("rounds.csv")) in now
+    return "completed"
+
+
+@pytest.fixture
+def finished(fedexp, tmp_path) -> dict[str, bytes]:
+    """The files of a run."""
+    small = (
+        "rounds=1",
+        "num_clients=4",
+        "local.epochs=1",
+        "figures=false",
+        "model.channels=[4,8]",
+        "model.hidden=[16]",
+    )
+    answer = fedexp(*small, "hardware.threads=1", "hardware.engine=sequential", "hydra.run.dir=finished")
+    assert answer.code == 0, answer.err
+    return source_files(tmp_path / "finished")
+
+
+def campaign(number: int, start: int, run_case, finished) -> Counter:
+    """Runs that many random cases and fails with all those that ended badly."""
+    outcomes, failures, seen = Counter(), [], set()
+
+    @seed(start)
+    @settings(
+        max_examples=2 * number,  # some are drawn twice
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(finished))
+    def try_one(case: Case) -> None:
+        if repr(case) in seen or len(seen) == number:
+            return
+        seen.add(repr(case))
+        open("/tmp/fuzz_progress_%s.txt" % start, "w").write(f"{len(seen)} {outcomes}\n")
+        try:
+            outcomes[run_case(case)] += 1
+        except (AssertionError, TooLong, Exception) as error:
+            outcomes["failed"] += 1
+            with open("/tmp/fuzz_failures_%s.txt" % start, "a") as f:
+                f.write(f"{case.arguments}\n{without_run(case)}\n  {type(error).__name__}: {str(error)[:3000]}\n\n")
+            failures.append(f"{case.arguments}\n{without_run(case)}\n  {type(error).__name__}: {str(error)[:3000]}")
+
+    try_one()
+    report = f"seed {start}: {sum(outcomes.values())} cases: " + ", ".join(f"{v} {k}" for k, v in outcomes.items())
+    with contextlib.suppress(OSError):
+        print(report, file=sys.__stdout__, flush=True)
+    assert not failures, f"{report}\n" + "\n\n".join(failures)
+    return outcomes
+
+
+def without_run(case: Case) -> dict[str, bytes]:
+    """The files of a case but for what belongs to a run, which is long."""
+    return {name: content[:2000] for name, content in case.files.items() if name != "there.txt" and "run/" not in name}
+
+
+def test_random_input(run_case, finished):
+    campaign(12, 0, run_case, finished)
+
+
+@pytest.mark.slow
+def test_more_random_input(run_case, finished):
+    campaign(40, 1, run_case, finished)
+
+
+@pytest.mark.skipif("FEDEXP_FUZZ_CASES" not in os.environ, reason="make test-fuzz")
+@pytest.mark.timeout(0)
+def test_campaign(run_case, finished):
+    start = int(os.environ.get("FEDEXP_FUZZ_SEED", "2"))
+    outcomes = campaign(int(os.environ["FEDEXP_FUZZ_CASES"]), start, run_case, finished)
+    assert min(outcomes["completed"], outcomes["refused"]) > 0.1 * sum(outcomes.values())
