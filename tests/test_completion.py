@@ -133,7 +133,7 @@ ask "fedexp nothing_like_it" nothing_like_it
 COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
 ask "fedexp algorithm=fedn" algorithm=fedn
 complete -p fedexp
-eval "$(fedexp --shell-completion uninstall=bash)" 
+eval "$(fedexp --shell-completion uninstall=bash)"
 complete -p fedexp 2>/dev/null || echo removed
 """
 
