@@ -45,7 +45,7 @@ class Page:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(60)
+            answer = self._next(120)
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 return answer["result"]

@@ -69,6 +69,7 @@ def test_contents(built: Path):
     # Whichever way the wheel is built, it has the same files, all of conf/ among them and nothing beside the package.
     assert names(from_sdist) == names(direct)
     assert {f"fedexp/{name}" for name in conf_files()} <= names(direct)
+    assert {f"fedexp/view/page.{kind}" for kind in ("html", "css", "js")} <= names(direct)
     assert {name.split("/")[0].split("-")[0] for name in names(direct)} == {"fedexp"}
 
 

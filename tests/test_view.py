@@ -204,11 +204,11 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
 
 
 def test_long_runs_are_thinned_and_it_is_said(tmp_path):
-    (run,) = collect([write_run(tmp_path / "long", {}, rounds=1000, classes=50)])["runs"]
-    assert run["every"] == 4
+    (run,) = collect([write_run(tmp_path / "long", {}, rounds=700, classes=30)])["runs"]
+    assert run["every"] == 3
     assert len(run["curves"]["test_accuracy"]) <= MOST_POINTS + 1
-    assert run["heat"]["every"] == 5
-    assert len(base64.b64decode(run["heat"]["data"])) == 50 * 201, "the last round is always there"
+    assert run["heat"]["every"] == 2
+    assert len(base64.b64decode(run["heat"]["data"])) == 30 * 351, "the last round is always there"
 
 
 def test_names_of_settings():

@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -164,28 +165,34 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
         base = base.parent
     runs = [Files.read(directory) for directory in directories]
     parts = [parts_of(run) for run in runs]
-    settings, methods = Pool(), Pool()
-    setting_names = distinct([part and part[0] for part in parts])
+    names = {"setting": distinct([part and part[0] for part in parts]), "method": [part and part[1] for part in parts]}
+    known = {kind: sorted({name for name in given if name is not None}, key=natural) for kind, given in names.items()}
     pools = {"axes": Pool(), "classes": Pool()}
     rows = []
-    for run, part, setting in zip(runs, parts, setting_names, strict=True):
+    for i, run in enumerate(runs):
         row: dict[str, Any] = {"name": run.directory.absolute().relative_to(base).as_posix(), "status": run.status}
-        row["setting"] = None if setting is None else settings.add(setting)
-        row["method"] = None if part is None else methods.add(part[1])
+        for kind, given in names.items():
+            row[kind] = None if (name := given[i]) is None else known[kind].index(name)
         rows.append(row | describe(run, pools))
     return {
         "title": title_of(paths),
         "made": datetime.now().astimezone().isoformat(timespec="minutes"),
         "version": fedexp.__version__,
         "levels": LEVELS,
-        "settings": settings.items,
-        "methods": methods.items,
+        "settings": known["setting"],
+        "methods": known["method"],
         **{name: pool.items for name, pool in pools.items()},
         "measures": measures(runs),
         "keys": configurations(runs),
         "runs": rows,
         "tables": [table for group in by_sweep(paths, runs) if (table := tables(*group))],
     }
+
+
+def natural(text: str) -> list[tuple[float, str]]:
+    """For sorting: numbers by their value, which is before words."""
+    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(piece), "") if i % 2 else (math.inf, piece) for i, piece in enumerate(pieces)]
 
 
 def title_of(paths: Sequence[Path]) -> str:

@@ -207,6 +207,7 @@ function drawCurves() {
   $("#curves-note").textContent = [
     state.seeds === "band" ? "Mean over seeds, band one standard deviation; runs that diverged are left out of it and end with a cross." : "A line is a run; those that diverged end with a cross.",
     thinned > 1 ? `Long curves: only every ${thinned}th evaluated round (or fewer are left out) is on this page; rounds.csv has all.` : "",
+    runs.some((run) => ["running", "unfinished"].includes(run.status)) ? "A run that is not over counts as far as it has come." : "",
     runs.some((run) => run.tasks?.length) ? "Vertical lines: a new task begins." : "",
   ].filter(Boolean).join(" ");
 }
@@ -483,13 +484,16 @@ function details(i) {
   const keys = data.keys.filter((key) => valueOf(key, i) !== null).map(line);
   const search = make("input", { type: "search", placeholder: "local.", oninput: () => keys.forEach((node) => { node.hidden = !node.textContent.toLowerCase().includes(search.value.toLowerCase()); }) });
   const flat = Object.entries(run.summary).flatMap(([name, value]) => (value && typeof value === "object" ? Object.entries(value).map(([k, v]) => [`${words(name)} ${k}`, v]) : [[words(name), value]]));
+  const result = (wanted) => make("div", { class: "keys" }, flat.filter(([name]) => /^(versions|hardware|commit)/.test(name) !== wanted)
+    .map(([name, value]) => make("div", { class: "key" }, make("span", {}, name), make("span", {}, number(value)))));
   dialog.replaceChildren(
     make("div", { class: "head" }, make("h2", {}, run.name), chip(run.status), make("button", { type: "button", onclick: () => dialog.close() }, "Close")),
     ...run.problems.map((problem) => make("p", { class: "chip failed" }, problem)),
     run.error ? make("pre", {}, run.error) : "",
     run.overrides.length ? make("pre", {}, `fedexp ${run.overrides.join(" ")}`) : "",
-    make("h3", {}, "Result"), make("div", { class: "keys" }, flat.map(([name, value]) => make("div", { class: "key" }, make("span", {}, name), make("span", {}, number(value))))),
+    make("h3", {}, "Result"), result(true),
     make("div", { class: "head" }, make("h3", {}, "Configuration, what differs first"), make("label", {}, "Find ", search)), make("div", { class: "keys" }, keys),
+    make("h3", {}, "Software and hardware"), result(false),
   );
   dialog.showModal();
 }
