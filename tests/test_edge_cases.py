@@ -59,7 +59,7 @@ class Breaking(Engine):
         return replace(trained, messages=tree.map(scaled, trained.messages))
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("factor", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
 @every_class
 def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp_path, caplog):
     whole = experiment(name, participation=1.0)
@@ -73,6 +73,7 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @every_class
 def test_a_client_whose_weights_explode(name, tmp_path):
     """Finite, so the round counts; the run then completes or diverges, and its files are whole in either case."""
