@@ -83,6 +83,7 @@ def test_a_client_whose_weights_explode(name, tmp_path):
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
 
 
+@pytest.mark.slow
 @every_class
 def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
     """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes of them."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 import yaml
 from omegaconf import DictConfig
 
@@ -311,7 +312,7 @@ def versions(*packages: str) -> dict[str, str]:
     for package in packages:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
-    return found
+    return found | {"torch": str(torch.__version__)}  # with the build, such as +cpu
 
 
 def commit() -> str | None:

@@ -48,7 +48,7 @@ def wait_for_rounds(directory: Path, count: int, process) -> None:
         if path.exists() and path.read_bytes().count(b"\n") >= count + 2:  # header and round 0
             return
         assert process.poll() is None, "it has ended"
-        time.sleep(0.002)
+        time.sleep(0.01)
     raise AssertionError(f"no {count} rounds within two minutes")
 
 
@@ -135,7 +135,7 @@ def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
     first = start(*SWEEP)
     while not list(sweep.glob("*/rounds.csv")):
         assert first.poll() is None, first.read()
-        time.sleep(0.002)
+        time.sleep(0.01)
     first.send_signal(signal.SIGSTOP)
     (occupied,) = {path.parent.name for path in sweep.glob("*/rounds.csv")}
     answer = fedexp(*SWEEP)
