@@ -332,21 +332,24 @@ def commit() -> str | None:
         return None
 
 
-def write_results(directory: Path, state: State, summary: Mapping[str, Any], figures: bool) -> list[Path]:
-    """summary.json last of the files that figures need; a picture that fails does not lose a run."""
+def write_results(directory: Path, state: State, summary: dict[str, Any], figures: bool) -> list[Path]:
+    """summary.json last: a run that has one is complete, whenever it was killed."""
     if state.history.local_rounds:
         state.history.save_local(directory / files.LOCAL)
+    pictures = draw(directory, summary) if figures else []
     files.write_json(directory / files.SUMMARY, summary)
-    if not figures:
-        return []
+    return pictures
+
+
+def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
+    """A picture that fails does not lose a run."""
     try:
-        return make_figures(directory)
+        return make_figures(directory, summary)
     except OSError as error:
         log.warning("the figures cannot be written (%s)", error.strerror)
-        return []
     except Exception:
         log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
-        return []
+    return []
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:

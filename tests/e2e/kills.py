@@ -93,7 +93,7 @@ def check(path: Path) -> None:
 def check_all(directory: Path, tally: Tally, seen: set[tuple[Path, int, int]] | None = None) -> None:
     """seen: files that are known to be whole, by path, time and size."""
     for path in sorted(directory.rglob("*")):
-        if path.name.startswith("."):
+        if path.name.startswith(".") or path.name == "multirun.yaml":  # which Hydra writes, and nobody reads
             continue
         try:
             stat = path.stat()

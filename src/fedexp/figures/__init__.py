@@ -8,7 +8,7 @@ matplotlib is used through its object interface (no pyplot, no global state), so
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedexp import files
 from fedexp.figures.load import RunFiles, load_run
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 DPI = 130
 
 
-def make_figures(run_dir: Path) -> list[Path]:
-    """Write `figures/*.png` of a run directory and return their paths.
+def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[Path]:
+    """Write `figures/*.png` of a run directory and return their paths. summary: if summary.json is still to be written.
 
     A picture whose source file is missing or empty is left out, so an interrupted run gives what it has.
     Raises ConfigError for a damaged file and OSError when the directory cannot be written.
     """
     folder = run_dir / "figures"
     paths = []
-    for name, figure in _figures(load_run(run_dir)):
+    for name, figure in _figures(load_run(run_dir, summary)):
         folder.mkdir(exist_ok=True)
         paths.append(folder / f"{name}.png")
         _save(figure, paths[-1])

@@ -53,9 +53,10 @@ class RunFiles:
         return rounds, values[finite]
 
 
-def load_run(run_dir: Path) -> RunFiles:
-    """Read a run directory. Raises ConfigError naming a damaged file."""
-    config, summary = _read_yaml(run_dir / "config.yaml"), _read_json(run_dir / "summary.json")
+def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> RunFiles:
+    """Read a run directory. summary: what summary.json will be. Raises ConfigError naming a damaged file."""
+    config = _read_yaml(run_dir / "config.yaml")
+    summary = _read_json(run_dir / "summary.json") if summary is None else summary
     choices = _read_yaml(run_dir / ".hydra" / "hydra.yaml").get("hydra", {}).get("runtime", {}).get("choices", {})
     partition = run_dir / "partition.npz"
     arrays = load_npz(partition) if partition.exists() else {}
