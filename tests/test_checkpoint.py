@@ -145,7 +145,16 @@ def rows(count):
     return [{"round": number, "value": number / 3} for number in range(count)]
 
 
-def test_a_file_appears_with_its_rows(tmp_path):
+def test_a_file_appears_with_its_rows(tmp_path, monkeypatch):
+    """Not empty, be it for a moment."""
+    replace = os.replace
+
+    def moved(source, target):
+        assert not target.exists()
+        assert source.read_text() == "round,value\n0,0.0\n"
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", moved)
     file = CsvFile(tmp_path / "a.csv")
     assert not (tmp_path / "a.csv").exists()
     file.append([])

@@ -59,7 +59,7 @@ class Breaking(Engine):
         return replace(trained, messages=tree.map(scaled, trained.messages))
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("factor", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
 @every_class
 def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp_path, caplog):
     whole = experiment(name, participation=1.0)
@@ -73,6 +73,7 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @every_class
 def test_a_client_whose_weights_explode(name, tmp_path):
     """Finite, so the round counts; the run then completes or diverges, and its files are whole in either case."""
@@ -82,6 +83,7 @@ def test_a_client_whose_weights_explode(name, tmp_path):
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
 
 
+@pytest.mark.slow
 @every_class
 def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
     """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes of them."""

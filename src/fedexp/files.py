@@ -158,16 +158,21 @@ class CsvFile:
     def _write(self, content: bytes) -> None:
         with storing(self.path):
             if self._descriptor is None:
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
-            self.check_in_place()
-            left = memoryview(content)
-            try:
-                while left:
-                    left = left[os.write(self._descriptor, left) :]
-            except OSError:
-                os.ftruncate(self._descriptor, self.length)
-                raise
+                write_atomically(self.path, content)
+                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            else:
+                self._extend(self._descriptor, content)
         self.length += len(content)
+
+    def _extend(self, descriptor: int, content: bytes) -> None:
+        self.check_in_place()
+        left = memoryview(content)
+        try:
+            while left:
+                left = left[os.write(descriptor, left) :]
+        except OSError:
+            os.ftruncate(descriptor, self.length)
+            raise
 
     def check_in_place(self) -> None:
         """Raises StorageError where somebody has removed or moved the file: what is written would be lost."""

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from omegaconf import DictConfig
 
@@ -333,7 +334,7 @@ def versions(*packages: str) -> dict[str, str]:
     for package in packages:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
-    return found
+    return found | {"torch": str(torch.__version__)}  # with the build, such as +cpu
 
 
 def commit() -> str | None:
@@ -353,21 +354,24 @@ def commit() -> str | None:
         return None
 
 
-def write_results(directory: Path, state: State, summary: Mapping[str, Any], figures: bool) -> list[Path]:
-    """summary.json last of the files that figures need; a picture that fails does not lose a run."""
+def write_results(directory: Path, state: State, summary: dict[str, Any], figures: bool) -> list[Path]:
+    """summary.json last: a run that has one is complete, whenever it was killed."""
     if state.history.local_rounds:
         state.history.save_local(directory / files.LOCAL)
+    pictures = draw(directory, summary) if figures else []
     files.write_json(directory / files.SUMMARY, summary)
-    if not figures:
-        return []
+    return pictures
+
+
+def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
+    """A picture that fails does not lose a run."""
     try:
-        return make_figures(directory)
+        return make_figures(directory, summary)
     except OSError as error:
         log.warning("the figures cannot be written (%s)", error.strerror)
-        return []
     except Exception:
         log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
-        return []
+    return []
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ class Forked:
         while self.poll() is None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"process {self.pid} still runs after {timeout} s:\n{self.read()}")
-            time.sleep(0.005)
+            time.sleep(0.02)
         assert self.returncode is not None
         return self.returncode
 

@@ -93,7 +93,7 @@ def check(path: Path) -> None:
 def check_all(directory: Path, tally: Tally, seen: set[tuple[Path, int, int]] | None = None) -> None:
     """seen: files that are known to be whole, by path, time and size."""
     for path in sorted(directory.rglob("*")):
-        if path.name.startswith("."):
+        if path.name.startswith(".") or path.name == "multirun.yaml":  # which Hydra writes, and nobody reads
             continue
         try:
             stat = path.stat()
@@ -349,9 +349,8 @@ def compare(directory: Path, whole: Path) -> None:
         assert names[0] == names[1], names[0] ^ names[1]
 
 
-def campaign(folder: Path, kills: dict[str, int], seed: int, forks: ForkServer, at_once: int = 5) -> dict[str, Tally]:
+def campaign(self: Campaign, kills: dict[str, int], at_once: int = 5) -> dict[str, Tally]:
     """kills: on each engine, `at_once` of them on one run; what happened."""
-    self = Campaign(forks, folder, seed)
     for engine, count in kills.items():
         while (done := self.tallies.get(engine, Tally()).kills) < count:
             self.kill_one(engine, min(at_once, count - done))
@@ -368,11 +367,15 @@ def main(say: Callable[[str], None] = print) -> int:
     kills = {engine: share + (i < rest) for i, engine in enumerate(options.engines)}
     forks = ForkServer()
     start = time.monotonic()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            tallies = campaign(Path(folder), kills, options.seed, forks)
-    finally:
-        forks.close()
+    with tempfile.TemporaryDirectory() as folder:
+        self = Campaign(forks, Path(folder), options.seed)
+        try:
+            campaign(self, kills)
+        except KeyboardInterrupt:
+            say("stopped; so far:")
+        finally:
+            forks.close()
+    tallies = self.tallies
     say(f"\n{HEADER}\n" + "\n".join(tally.row(name) for name, tally in tallies.items()))
     problems = [text for tally in tallies.values() for text in tally.broken + tally.different]
     say(f"{sum(t.kills for t in tallies.values())} kills in {time.monotonic() - start:.0f} s (seed {options.seed})")

@@ -84,6 +84,7 @@ def assert_fails(answer, *words: str) -> None:
         assert word in answer.err
 
 
+@pytest.mark.slow
 def test_a_full_disk(fedexp, tmp_path, whole, disk):
     """It has room for two and a half checkpoints with their clients' states; with more room the run goes on."""
     each = (whole / "checkpoint/latest.pt").stat().st_size
@@ -127,6 +128,7 @@ def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_a_read_only_directory(fedexp, tmp_path, whole, disk):
     disk("size=50m")
     shutil.copytree(whole, tmp_path / "disk/run")
@@ -147,6 +149,7 @@ def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_is_moved_goes_on_where_it_is(fedexp, tmp_path, whole, monkeypatch):
     at_round(3, monkeypatch, lambda directory: directory.rename(tmp_path / "elsewhere"))
     assert_fails(fedexp(*RUN, "hydra.run.dir=run"), "removed or moved while the run went on")
@@ -157,6 +160,7 @@ def test_a_run_directory_that_is_moved_goes_on_where_it_is(fedexp, tmp_path, who
     assert_same_run(tmp_path / "elsewhere", whole)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
     """At every look at it, by an hour; durations come from a clock that nobody sets."""
     now = [time.time()]

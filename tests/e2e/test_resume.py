@@ -38,6 +38,23 @@ def test_a_complete_run_is_left_alone(fedexp, run):
     assert snapshot(run) == before
 
 
+def test_a_run_that_died_over_its_figures_is_not_complete(fedexp, tmp_path, monkeypatch):
+    """summary.json comes last."""
+    figures = ("rounds=1", *SMALL, "figures=true", "hydra.run.dir=run")
+
+    def die(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedexp.job.make_figures", die)
+        assert fedexp(*figures).code == 130
+    assert not (tmp_path / "run/summary.json").exists()
+    answer = fedexp("resume=run")
+    assert answer.code == 0, answer.err
+    assert len(list((tmp_path / "run/figures").glob("*.png"))) == 5
+    assert (tmp_path / "run/summary.json").exists()
+
+
 def test_resume_with_another_configuration_is_refused(fedexp, run):
     before = snapshot(run)
     answer = fedexp("resume=run", "algorithm=fedprox", "rounds=3", "seed=1", "hardware.precision=bf16")

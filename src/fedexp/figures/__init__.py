@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedexp import files
 from fedexp.figures.load import RunFiles, load_run
@@ -24,15 +24,15 @@ DPI = 130
 INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")
 
 
-def make_figures(run_dir: Path) -> list[Path]:
-    """Write `figures/*.png` of a run directory and return their paths.
+def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[Path]:
+    """Write `figures/*.png` of a run directory and return their paths. summary: if summary.json is still to be written.
 
     A picture whose source file is missing or empty is left out, so an interrupted run gives what it has.
     Raises ConfigError for a damaged file and OSError when the directory cannot be written.
     """
     folder = run_dir / "figures"
     paths = []
-    for name, draw in _figures(load_run(run_dir)):
+    for name, draw in _figures(load_run(run_dir, summary=summary)):
         folder.mkdir(exist_ok=True)
         paths.append(folder / f"{name}.png")
         save(draw(), paths[-1])

@@ -58,10 +58,11 @@ class RunFiles:
         return rounds, values[finite]
 
 
-def load_run(run_dir: Path, history: History | None = None) -> RunFiles:
+def load_run(run_dir: Path, history: History | None = None, summary: dict[str, Any] | None = None) -> RunFiles:
     """Read a run directory. Raises ConfigError naming a damaged file.
 
     history: class accuracies up to a round, in the place of those in the files: the run as it was after that round.
+    summary: what summary.json will be, where it is still to be written.
     """
     config, columns, tasks = (
         _read_yaml(run_dir / "config.yaml"),
@@ -75,7 +76,7 @@ def load_run(run_dir: Path, history: History | None = None) -> RunFiles:
         columns = {name: values[columns["round"] <= last] for name, values in columns.items()}
         tasks = tasks and tasks.upto(last)
     else:
-        summary = _read_json(run_dir / "summary.json")
+        summary = _read_json(run_dir / "summary.json") if summary is None else summary
         drawable = arrays and (run_dir / "class_accuracy.csv").exists()
         history = load_history(run_dir) if drawable else None
     return RunFiles(
