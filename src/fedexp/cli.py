@@ -148,9 +148,16 @@ def sort_out(arguments: list[str]) -> tuple[list[str], list[list[str]], str | No
 
 def failures(sweep: Path, since: float) -> list[int]:
     """The exit codes of the jobs of a sweep that have failed since then (seconds of the clock)."""
-    paths = [path for path in sweep.glob("*/error.txt") if path.stat().st_mtime >= since - 1]
-    summaries = [json.loads((path.parent / "summary.json").read_text(encoding="utf-8")) for path in paths]
-    return [summary.get("exit_code", FAILED) for summary in summaries]
+    directories = [path.parent for path in sweep.glob("*/error.txt") if path.stat().st_mtime >= since - 1]
+    return [failure_code(directory) for directory in directories]
+
+
+def failure_code(directory: Path) -> int:
+    """As `record_failure` has left it."""
+    try:
+        return int(json.loads((directory / "summary.json").read_text(encoding="utf-8"))["exit_code"])
+    except (OSError, ValueError, KeyError):
+        return FAILED
 
 
 def broken(error: Exception, directory: Path, launcher: str) -> str:
