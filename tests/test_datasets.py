@@ -13,6 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from PIL import Image
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Dataset
 from fedexp.data.image_files import stratified_split
+from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import ImageData
 from fedexp.errors import ConfigError
 
@@ -250,6 +252,17 @@ def test_mnist_from_a_mirror(mnist_files, tmp_path, caplog):
     with web_folder(tmp_path / "web") as address, caplog.at_level(logging.INFO, "fedexp"):
         check_mnist(load("mnist", tmp_path / "data", f"dataset.url={address}/m"))
     assert f"mnist: fetching {address}/m/train-images-idx3-ubyte.gz" in caplog.text
+
+
+def test_jobs_that_need_the_same_files_at_once_fetch_them_once(mnist_files, tmp_path, caplog):
+    write_raw(tmp_path / "web", mnist_files, compressed=True)
+    files, caplog_level = TorchvisionFiles("MNIST", str(tmp_path / "data")), caplog.at_level(logging.INFO, "fedexp")
+    with web_folder(tmp_path / "web") as address, caplog_level, ThreadPoolExecutor(3) as pool:
+        for job in [pool.submit(files.download.fetch, "mnist", f"{address}/") for _ in range(3)]:
+            job.result()
+    assert caplog.text.count("mnist: fetching ") == 4
+    assert all(path.is_file() for path in files.paths())
+    assert not list((tmp_path / "data").rglob(".*"))
 
 
 def test_a_download_with_a_wrong_md5_is_not_used(mnist_files, tmp_path):

@@ -158,9 +158,15 @@ def failed(sweep: Path, before: Mapping[Path, Any]) -> list[int]:
     """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began."""
     from fedexp.callbacks import failures
 
-    paths = [path for path, mark in failures(sweep).items() if mark != before.get(path)]
-    summaries = [json.loads((path.parent / "summary.json").read_text(encoding="utf-8")) for path in paths]
-    return [summary.get("exit_code", FAILED) for summary in summaries]
+    return [failure_code(path.parent) for path, mark in failures(sweep).items() if mark != before.get(path)]
+
+
+def failure_code(directory: Path) -> int:
+    """As `record_failure` has left it."""
+    try:
+        return int(json.loads((directory / "summary.json").read_text(encoding="utf-8"))["exit_code"])
+    except (OSError, ValueError, KeyError):
+        return FAILED
 
 
 def broken(error: Exception, directory: Path, launcher: str) -> str:

@@ -130,7 +130,8 @@ def place_of(launcher: Mapping[str, Any]) -> Place:
         case "JoblibLauncher":
             from fedexp.hardware import cores
 
-            return Place(max(cores() // max(launcher["n_jobs"], 1), 1), finds_gpu=True, alone=launcher["n_jobs"] == 1)
+            at_once = launcher["n_jobs"] if launcher["n_jobs"] > 0 else cores()
+            return Place(max(cores() // at_once, 1), finds_gpu=True, alone=at_once == 1)
         case "LocalLauncher":
             return Place(launcher["cpus_per_task"], finds_gpu=True)
         case "SlurmLauncher":

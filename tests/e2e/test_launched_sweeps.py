@@ -87,6 +87,7 @@ GRID = ("algorithm=fedavg,scaffold", "seed=0,1")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_joblib_and_submitit_local(sweep):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
@@ -96,6 +97,7 @@ def test_joblib_and_submitit_local(sweep):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
     """joblib gives all jobs up when one process is killed; nothing that they had is lost."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from fedexp.data.archive import unpack
 from fedexp.errors import ConfigError, require
 
@@ -36,14 +38,22 @@ class Download:
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for filename, md5 in self.files:
-                self._fetch_file(name, filename, md5, mirror)
-                _unpack(self.folder / filename, self.folder)
+            with _alone(self.folder / f".{name}.lock") as waited:
+                if waited and self._are_whole():
+                    return  # the other one has unpacked them, and others may be reading them already
+                for filename, md5 in self.files:
+                    self._fetch_file(name, filename, md5, mirror)
+                    _unpack(self.folder / filename, self.folder)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
             with contextlib.suppress(OSError):  # not empty: an earlier file is there
                 for path in new:
                     path.rmdir()
             raise ConfigError(self._by_hand(name, mirror, error)) from error
+
+    def _are_whole(self) -> bool:
+        from torchvision.datasets.utils import check_integrity
+
+        return all(check_integrity(self.folder / filename, md5) for filename, md5 in self.files)
 
     def _fetch_file(self, name: str, filename: str, md5: str, mirror: str | None) -> None:
         from torchvision.datasets.utils import check_integrity, download_url
@@ -77,6 +87,24 @@ class Download:
             f"Put into {self.folder.absolute()} (they are unpacked there by the next run):\n{files}\n"
             f"or name a mirror: dataset.url=<{kind}>"
         )
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """One process at a time, of the jobs of a sweep that may all need the same files; whether it had to wait."""
+    lock = FileLock(path)
+    waited = False
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process that fetches the same files (%s)", path)
+        waited = True
+        lock.acquire()
+    try:
+        yield waited
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 @contextlib.contextmanager
