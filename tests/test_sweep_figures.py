@@ -62,7 +62,8 @@ def test_curves_are_mean_and_standard_deviation(tmp_path):
     first = make_run(tmp_path, ["algorithm=fedntd"], 0).mean(1)
     second = make_run(tmp_path, ["algorithm=fedntd"], 1, "diverged", rounds=2).mean(1)
     (setting,) = settings(tmp_path).values()
-    axes = draw_sweep.curves(setting).axes[0]
+    figure = draw_sweep.curves(setting)
+    axes = figure.axes[0]
     both = np.stack([first[:3], second])
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [0, 1, 2])
     np.testing.assert_allclose(axes.lines[0].get_ydata(), both.mean(0), rtol=1e-12)
@@ -71,7 +72,7 @@ def test_curves_are_mean_and_standard_deviation(tmp_path):
     for r in range(3):
         edges = band[band[:, 0] == r, 1]
         np.testing.assert_allclose([edges.min(), edges.max()], both.mean(0)[r] + [-spread[r], spread[r]], rtol=1e-9)
-    assert axes.get_legend().get_texts()[0].get_text() == "fedntd (1 of 2 diverged), n=2"
+    assert figure.legends[0].get_texts()[0].get_text() == "fedntd (1 of 2 diverged), n=2"
 
 
 def test_heat_maps_have_the_lowest_seed_of_every_method_and_one_scale(tmp_path):
