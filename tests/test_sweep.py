@@ -1,18 +1,23 @@
 """Named sweeps against the printed tables, and the names of runs."""
 
 import csv
+import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedexp import cli
+from fedexp import cli, memory, preview
 from fedexp.build import build
 from fedexp.errors import ConfigError
 from fedexp.explain import list_options
 from fedexp.identity import content_hash, essential
 from fedexp.lock import Occupied, is_occupied, occupied
-from fedexp.preview import expand, plan, status
+from fedexp.memory import peak_memory
+from fedexp.preview import Planned, estimate, expand, plan, status
 from fedexp.sweep import cell_of, launches, load_sweep, protocol_of
 from world import CONF, composed
 
@@ -157,11 +162,53 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     assert lines[-1] == "3 jobs: 1 done, 2 new"
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
     assert all(line.split()[2] != "?" for line in lines[1:3])  # the measured round
+    # Two rounds again, so as many bytes as the measured directory has, and its peak of memory.
+    done = next((tmp_path / "multirun" / "s").glob("digits_*"))
+    size = sum(file.stat().st_size for file in done.rglob("*") if file.is_file())
+    peak = json.loads((done / "summary.json").read_text())["peak_memory"]["host"]
+    assert peak > 50e6  # Python and torch
+    assert all(f"disk {size / 1e9:.2f} GB, memory {peak / 1e9:.2f} GB" in line for line in lines[1:3])
+    assert f"{2 * size / 1e9:.2f} GB of disk (from measured rounds, files)" in lines[-3]
+    assert lines[-2] == f"memory of one job at a time: {peak / 1e9:.2f} GB, the measured peak"
     jobs = plan([["seed=0,1", *small]], CONF, [])
     assert jobs[0].directory.is_dir()
     assert not jobs[1].directory.exists()
     (jobs[0].directory / "summary.json").unlink()
     assert status(jobs[0]) == "interrupted at 2"
+
+
+def test_what_a_job_will_take(tmp_path):
+    """From a run of 2 rounds with 300 growing bytes, 1000 others and two client states of 50: of 10 rounds, 20 clients
+    and three tasks of a stream, 7 of the 30 rounds done."""
+    for name, size in (("rounds.csv", 100), ("clients.csv", 200), ("config.yaml", 1000)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    for client in (3, 4):
+        (tmp_path / "checkpoint" / "clients").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "checkpoint" / "clients" / f"{client}.pt").write_bytes(b"x" * 50)
+    for task in (2, 3):
+        (tmp_path / f"partition_task{task}.npz").touch()
+    config = {"dataset": {"name": "digits"}, "num_clients": 20, "rounds": 10, "algorithm": {"_target_": "a"}}
+    run = preview.measure(tmp_path, config, seconds=2.0, rounds=2)
+    assert (run.fixed, run.per_round, run.per_client, run.tasks, run.memory) == (1000, 150, 50, 3, None)
+    found = estimate(Planned(tmp_path, config), "interrupted at 7", [run])
+    assert (found.seconds, found.disk, found.memory, found.about) == (46, 1000 + 30 * 150 + 20 * 50, None, "")
+    other = estimate(Planned(tmp_path, config | {"algorithm": {"_target_": "b"}}), "new", [run])
+    assert (other.seconds, other.about) == (60, " (another algorithm's rounds)")
+    assert estimate(Planned(tmp_path, config | {"num_clients": 30}), "new", [run]) is None
+
+
+def test_peak_memory_counts_the_processes_of_a_run():
+    """A child that holds 64 MB more raises it by about as much."""
+    program = "import sys; held = b'x' * 64_000_000; print(len(held), flush=True); sys.stdin.read()"
+    before = peak_memory(torch.device("cpu"))
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        during = peak_memory(torch.device("cpu"))
+        child.stdin.close()
+    assert before["device"] is None
+    if memory.PROCESSES.is_dir():
+        assert 64e6 < during["host"] - before["host"] < 200e6
+    assert memory.own_peak() > 50e6
 
 
 def test_one_process_at_a_time(tmp_path):

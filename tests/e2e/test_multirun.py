@@ -34,9 +34,23 @@ def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
         assert summary["status"] == "completed"
         assert f"_{summary['algorithm']}_seed{summary['seed']}_" in directory.name
         assert not (directory / "figures").exists()  # figures=false
+    (table,) = tmp_path.glob("multirun/*/table.csv")
+    assert not (table.parent / "figures").exists()
     # The third job in one process is the run that the same options give alone.
     assert fedexp("algorithm=fedntd", "rounds=2", "hydra.run.dir=alone", *SMALL).code == 0
     assert_same_run(jobs(tmp_path)[2], tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_its_report(fedexp, tmp_path):
+    small = [option for option in SMALL if not option.startswith("figures")]
+    answer = fedexp("--multirun", "algorithm=fedavg,fedntd", "rounds=2", "forgetting_metric=all", *small)
+    assert answer.code == 0, answer.err
+    (table,) = tmp_path.glob("multirun/*/table.csv")
+    pictures = {path.name.partition("lda_")[2] for path in (table.parent / "figures").glob("*.png")}
+    kinds = {"curves", "class_accuracy", "class_accuracy_normalised", "round_forgetting"}
+    assert pictures == {f"{kind}.png" for kind in kinds}
+    assert all(str(path.relative_to(tmp_path)) in answer.out for path in table.parent.glob("figures/*.png"))
 
 
 def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, monkeypatch):

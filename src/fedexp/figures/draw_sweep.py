@@ -1,5 +1,6 @@
 """The pictures of a sweep: one function each, from the runs of a setting to a matplotlib Figure."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,14 +39,14 @@ def look(number: int) -> dict[str, Any]:
 def curves(setting: Setting) -> Figure:
     """Learning curves: mean over the seeds of each method, in a band of one standard deviation."""
     columns = TASK_CURVES if setting.with_tasks else CURVES
-    figure, panels = two_panels(f"Learning curves: mean ± standard deviation over seeds\n{setting.title}")
+    figure, panels = two_panels("Learning curves: mean ± standard deviation over seeds", setting.title)
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
         for number, method in enumerate(setting.methods):
             curve(axes, *method.curve(column), number, f"{method.label}, n={len(method.runs)}")
         if not axes.lines:
             say(axes, "no round has it")
         axes.set_ylabel(label)
-    finish_panels(panels)
+    finish_panels(figure, panels)
     panels[0].set_ylim(bottom=0)
     panels[-1].set_xlabel("round")
     panels[0].sharex(panels[-1])
@@ -94,7 +95,7 @@ def class_accuracy(setting: Setting, normalised: bool) -> Figure:
     kind = "normalised in every round" if normalised else "of the global model"
     label = "share of the round's summed accuracy" if normalised else "test accuracy of the class"
     colour_bar(figure, list(grid.flat), image, label, np.concatenate([each.ravel() for each in maps]))
-    figure.suptitle(f"Class-wise test accuracy, {kind}\n{setting.title}", fontsize=10)
+    entitle(figure, f"Class-wise test accuracy, {kind}", setting.title)
     return figure
 
 
@@ -116,8 +117,8 @@ def round_forgetting(setting: Setting) -> Figure:
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
         axes.grid(color="0.92", linewidth=0.6)
-    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, borderaxespad=0, frameon=False)
-    figure.suptitle(f"Round forgetting, cumulative distribution\n{setting.title}", fontsize=10)
+    legend(figure, max(panels, key=lambda axes: len(axes.lines)))
+    entitle(figure, "Round forgetting, cumulative distribution", setting.title)
     return figure
 
 
@@ -131,7 +132,7 @@ def parameter(sweep: ParameterSweep) -> Figure:
     """Accuracy and forgetting against a parameter (FedNTD Fig. 15 and 16), bars of one standard deviation over seeds;
     methods that do not have it dotted."""
     name = sweep.key.rpartition(".")[2]
-    figure, panels = two_panels(f"{name}: mean ± standard deviation over seeds\n{sweep.setting}")
+    figure, panels = two_panels(f"{name}: mean ± standard deviation over seeds", sweep.setting)
     values = sorted({x for each in sweep.lines for x in each.points})
     for axes, (key, label) in zip(panels, RESULTS.items(), strict=True):
         for number, each in enumerate(sweep.lines):
@@ -149,7 +150,7 @@ def parameter(sweep: ParameterSweep) -> Figure:
             axes.set_xscale("log")
         axes.set_xticks(values, [f"{x:g}" for x in values])
         axes.minorticks_off()
-    finish_panels(panels, rounds=False)
+    finish_panels(figure, panels, rounds=False)
     panels[-1].set_xlabel(sweep.key)
     return figure
 
@@ -162,18 +163,28 @@ def mean_and_spread(runs: Sequence[Run], key: str) -> tuple[float, float] | None
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def two_panels(title: str) -> tuple[Figure, list[Axes]]:
+def two_panels(subject: str, title: str) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    entitle(figure, subject, title)
     return figure, list(figure.subplots(2, 1))
 
 
-def finish_panels(panels: Sequence[Axes], rounds: bool = True) -> None:
+def entitle(figure: Figure, subject: str, title: str) -> None:
+    """What is shown, and of which runs."""
+    figure.suptitle("\n".join([subject, *textwrap.wrap(title, 95)]), fontsize=10)
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """That of these axes, beside all of them: it may be taller than one."""
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
+
+
+def finish_panels(figure: Figure, panels: Sequence[Axes], rounds: bool = True) -> None:
     """Grids, and one legend beside the first panel, since both have the same lines."""
     for axes in panels:
         if rounds:
             axes.xaxis.set_major_locator(integers(12))
         axes.grid(color="0.92", linewidth=0.6)
         axes.set_axisbelow(True)
-    if panels[0].get_legend_handles_labels()[0]:
-        panels[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, borderaxespad=0, frameon=False)
+    legend(figure, panels[0])
