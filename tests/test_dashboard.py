@@ -9,6 +9,8 @@ from fedexp import dashboard
 from fedexp.trackers.wandb_names import NAMES, SUMMARIES, flat_summary, metric_name
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
+@pytest.mark.filterwarnings("ignore:Pydantic V1")
 def test_print_is_the_specification_that_would_be_sent(capsys):
     pytest.importorskip("wandb_workspaces")
     assert dashboard.main(["team/project", "--print", "--name", "mine"]) == 0
@@ -23,10 +25,8 @@ def test_print_is_the_specification_that_would_be_sent(capsys):
             config = panel["config"]
             assert panel["viewType"] == "Run History Line Plot"
             assert (config["xAxis"], config["groupAgg"], config["groupArea"]) == ("round", "mean", "stddev")
-            assert all(
-                metric.startswith(f"{prefix}/")
-                for metric in [*config["metrics"], config.get("metricRegex", f"{prefix}/")]
-            )
+            drawn = config["metrics"] or [config["metricRegex"]]
+            assert all(metric.startswith(f"{prefix}/") for metric in drawn)
     assert [panel["config"]["metrics"] for panel in sections["results"]] == [[name] for name in dashboard.RESULTS]
     media = [key for panel in sections["figures"] for key in panel["config"]["mediaKeys"]]
     assert {"figures/class_accuracy", "figures/class_accuracy_normalised", "figures/local_round"} <= set(media)
@@ -34,7 +34,8 @@ def test_print_is_the_specification_that_would_be_sent(capsys):
     assert runs["grouping"] == [{"section": "run", "name": "group"}]
     assert section["settings"]["xAxis"] == "round"
     made = dashboard.workspace("team/project", "mine")
-    assert made._from_model(made._model).sections == made.sections or len(made._from_model(made._model).sections) == 9
+    model = made._model
+    assert type(made)._from_model(model)._model.spec.section.panel_bank_config == model.spec.section.panel_bank_config
 
 
 def test_panels_show_metrics_that_runs_have():

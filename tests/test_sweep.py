@@ -14,7 +14,7 @@ from fedexp import cli, memory, preview
 from fedexp.build import build
 from fedexp.errors import ConfigError
 from fedexp.explain import list_options
-from fedexp.identity import content_hash, essential
+from fedexp.identity import content_hash, essential, group_name
 from fedexp.lock import Occupied, is_occupied, occupied
 from fedexp.memory import peak_memory
 from fedexp.preview import Planned, estimate, expand, plan, status
@@ -147,6 +147,18 @@ def test_a_name_stands_for_what_decides_the_result():
     different = ["seed=1", "alpha=0.2", "algorithm=fedntd", "local.lr=0.02", "hardware.precision=fp64", "rounds=31"]
     assert len({digest(override) for override in ("seed=0", *different)}) == 7
     assert "tracker.mode" not in essential(OmegaConf.to_container(composed(), resolve=True))
+
+
+def test_repetitions_with_other_seeds_are_one_group():
+    from omegaconf import OmegaConf
+
+    def group(*overrides):
+        choices = {"algorithm": "fedavg", "dataset": "digits", "partition": "lda", "model": "cnn"}
+        return group_name(OmegaConf.to_container(composed(*overrides), resolve=True) | {"choices": choices})
+
+    assert group("seed=0").startswith("fedavg_digits_lda0.1_")
+    assert len({group(override) for override in ("seed=0", "seed=1", "seeds.sampling=3", "tracker=none")}) == 1
+    assert len({group(override) for override in ("seed=0", "alpha=0.2", "local.lr=0.02", "rounds=31")}) == 4
 
 
 def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys):

@@ -84,7 +84,7 @@ def sections() -> "list[Section]":
     from wandb_workspaces.workspaces import Section
 
     def curve(*metrics: str, **options: Any) -> Any:
-        return wr.LinePlot(x="round", y=list(metrics), groupby_aggfunc="mean", groupby_rangefunc="stddev", **options)
+        return wr.LinePlot(x="round", y=[*metrics], groupby_aggfunc="mean", groupby_rangefunc="stddev", **options)
 
     def media(name: str) -> Any:
         return wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"], num_columns=2)

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from helpers import ALGORITHM, SMALL, assert_same_run
+
+from fedexp.wandb_push import main
+from wandb_runs import read_run, run_folders
 
 
 def jobs(tmp_path: Path, order: str = "algorithm") -> list[Path]:
@@ -83,16 +87,33 @@ def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     pytest.importorskip("wandb")
     answer = fedexp("--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL)
     assert answer.code == 0, answer.err
-    identities, seeds = set(), []
-    for directory in jobs(tmp_path):
-        (offline,) = (directory / "wandb").glob("offline-run-*")
-        identities.add(offline.name.rsplit("-", 1)[1])
-        seeds.append(yaml.safe_load((directory / "config.yaml").read_text())["seed"])
-        assert list(offline.glob("*.wandb"))
+    identities, groups = set(), set()
+    for seed, directory in enumerate(jobs(tmp_path)):
+        (offline,) = run_folders(directory)
+        run, _, records = read_run(offline)
+        identities.add(run["run_id"])
+        groups |= {record["run"]["run_group"] for record in records if record["type"] == "run"}
+        assert run["config"]["seed"] == seed
+        assert run["tags"][-1] == directory.parent.name  # the sweep
     assert len(identities) == 2
-    assert seeds == [0, 1]
+    assert len(groups) == 1  # repetitions
     assert not (tmp_path / "wandb").exists()
-    assert answer.err.count("wandb sync") == 2
+    # The means and standard deviations are a run of their own.
+    sweep = directory.parent
+    (offline,) = run_folders(sweep)
+    run, _, records = read_run(offline)
+    (record,) = [record["run"] for record in records if record["type"] == "run"]
+    assert (run["name"], record["job_type"], record["run_group"]) == (f"{sweep.name} table", "table", sweep.name)
+    logged = json.loads((offline / "files" / run["summary"]["tables/table"]["path"]).read_text())
+    printed = pd.read_csv(sweep / "table.csv")
+    stds = pd.DataFrame(logged["data"], columns=logged["columns"])["accuracy_std"]
+    assert stds.tolist() == printed["accuracy_std"].tolist()
+    assert run["summary"]["tables/rounds_to_target"]["nrows"] == 1
+    assert answer.err.count("wandb sync") == 3
+    # Pushed again: the same ids.
+    assert main([str(sweep), "--mode", "offline"]) == 0
+    assert {folder.name.rpartition("-")[2] for d in jobs(tmp_path) for folder in run_folders(d)} == identities
+    assert {folder.name.rpartition("-")[2] for folder in run_folders(sweep)} == {run["run_id"]}
 
 
 SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
