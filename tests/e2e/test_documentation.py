@@ -8,6 +8,7 @@ real ones. The rest stands in `NOT_EXECUTED`, with the reason.
 import importlib.util
 import itertools
 import json
+import os
 import re
 import runpy
 import shlex
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import SOURCE
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
@@ -84,6 +86,7 @@ NOT_EXECUTED = {
     "pip install -e '.[bench]'": "needs a package index",
     "pip install 'fedexp[joblib]'": "needs a package index",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
+    "python -m fedexp.report": "its name only, in the list of changes",
     "python -m build": "tests/test_packaging.py does it",
     "make test": CI,
     "make lint": CI,
@@ -338,7 +341,10 @@ def execute(command, fedexp, monkeypatch) -> tuple[int, str]:
     if words[0] == "torchrun":
         program = [str(Path(sys.executable).with_name("torchrun")), *words[1 : words.index("fedexp") + 1]]
         options = [a for a in reduced(arguments_of(command)) if not a.startswith("hardware.engine")]
-        ended = subprocess.run([*program, *options, "tracker=none"], capture_output=True, text=True, timeout=200)
+        environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+        ended = subprocess.run(
+            [*program, *options, "tracker=none"], env=environment, capture_output=True, text=True, timeout=900
+        )
         return ended.returncode, ended.stderr
     monkeypatch.setattr(sys, "argv", words[2:])
     try:
