@@ -71,6 +71,11 @@ def from_docstring(text: str) -> str:
     return "\n\n".join(blocks)
 
 
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and Python-Markdown make it."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
+
+
 def comments(path: Path) -> list[str]:
     """The comment lines at the head of a yaml file after the first, joined to sentences."""
     head = []
@@ -282,7 +287,15 @@ def paper_tables(paper: str) -> str:
         printed = len(printed_cells(sweep))
         lines.append((which, what, f"`sweep={sweep.name}`", str(jobs), str(printed), committed(sweep.name)))
     head = ("in the paper", "what", "name", "runs a seed", "printed values", "verdicts of the committed table")
-    return table(head, lines) + "\n\n" + "\n\n".join(sweep_notes(mine))
+    return "\n\n".join([table(head, lines), "\n".join(sweep_notes(mine)), measured(paper)]).strip()
+
+
+def measured(paper: str) -> str:
+    """Links to what REPRODUCTION.md has measured of it."""
+    text = (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8")
+    found = [name for name in re.findall(r"^## (.+)$", text, re.MULTILINE) if paper in name]
+    links = [f"[{name}](../reproduction.md#{slug(name)})" for name in found]
+    return f"Measured, in part at a reduced budget: {', '.join(links)}." if links else ""
 
 
 def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
@@ -308,7 +321,8 @@ def suspects(paper: str) -> str:
 
 
 def natural(name: str) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    """Sorts numbers by their value."""
+    return [float(part) if part[:1].isdigit() else part for part in re.split(r"(\d+(?:\.\d+)?)", name)]
 
 
 def paper_settings(paper: str) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from generated import DIRECTIVES, ROOT, algorithm_page, algorithms, title
+from generated import DIRECTIVES, ROOT, algorithm_page, algorithms, slug, title
 
 HERE = Path(__file__).resolve().parent
 DIRECTIVE = re.compile(r"^::: ([\w-]+) ?(.*)$", re.MULTILINE)
@@ -36,11 +36,6 @@ FILES = {
     "benchmarks/RESULTS.md": "performance.md",
     "benchmarks": "performance.md",
 }
-
-
-def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub and Python-Markdown make it."""
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
 
 
 def lines_outside_code(text: str) -> Iterator[tuple[str, bool]]:

@@ -1,4 +1,8 @@
-"""What server and clients do together: sample, send, train, send back, aggregate."""
+"""What server and clients do together: sample, send, train, send back, aggregate.
+
+`exchange` and `role` are algorithms too: almost always the run's own. A method with several exchanges a round, or with
+clients of several kinds, says by the hooks `exchanges` and `roles` whose other hooks count in which of them.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -54,7 +58,7 @@ def ask(
     clock: Clock,
     evaluate_local: bool = False,
 ) -> Answers:
-    """Sends, and trains the clients. kept: what they have kept."""
+    """Sends, and trains the clients. kept: client -> its state, of those that have taken part before."""
     cohort = assemble(experiment, exchange, server, kept, number, clients)
     clock.lap("sampling")
     sent = broadcast(exchange, server)

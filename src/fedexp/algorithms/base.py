@@ -5,7 +5,7 @@ each sampled client runs E epochs of SGD from the global model, the server avera
 Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is the 1/|S_t| of FedNTD Algorithm 1.
 
 Client-side hooks (begin .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no indexing
-by boolean masks, no in-place writes to trees that they were given.
+by boolean masks, no in-place writes to trees that they were given. What they are given is explained in contract.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,0 +1,385 @@
+"""The commands of README.md and of the documentation, executed; no word of them may name what is not there.
+
+Every command (a line of a shell block or of an indented block, or `code` that begins with a program) is composed and
+checked; those of fedexp are also run (slow), in an empty directory, with `REDUCED` and small data sets in place of the
+real ones. The rest stands in `NOT_EXECUTED`, with the reason.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import SOURCE
+from hydra import compose, initialize_config_dir
+from PIL import Image
+
+from fedexp import cli
+from fedexp.build import build
+from fedexp.errors import ConfigError
+from fedexp.explain import known_keys
+from fedexp.metrics.forgetting_metric import Metrics
+from fedexp.prepare import check
+from fedexp.preview import expand
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# The files that pages are written in; those that are made whole are of README's sections and of the algorithms.
+WRITTEN = ["README.md", *(p.relative_to(ROOT / "docs").as_posix() for p in sorted((ROOT / "docs").rglob("*.md")))]
+
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
+SPAN = re.compile(r"`([^`\n]+)`")
+PROGRAMS = ("fedexp", "python", "python3", "make", "pip", "torchrun", "srun", "wandb", "export", "PYTHONPATH=.")
+# What stands in a command for something that differs from user to user, and an example of it.
+EXAMPLES = {
+    "multirun/<sweep>": "multirun/fedntd_table1",
+    "<run directory>": "run",
+    "<file>": "run/partition.npz",
+    "<name>": "fedavg",
+}
+# What must have been run before, where a command names it.
+BEFORE = {
+    "run": "rounds=1 hydra.run.dir=run",
+    "outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "rounds=1 hydra.run.dir={}",
+    "multirun/fedntd_table1": "--multirun sweep=fedntd_table1 algorithm=fedavg,fedntd",
+    "multirun/algorithms": "--multirun algorithm=fedavg,fedprox hydra.sweep.dir={}",
+    "multirun/cfed": "scenario=class_incremental algorithm=fedlwf partition=shards hydra.run.dir={}/fedlwf",
+}
+# How much every run is reduced: one client of five, one epoch, one round.
+REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "figures": "false", "hardware.engine": "sequential"}
+# The part of a named sweep that is run, where the command does not say which.
+PART = {
+    "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
+    "fedntd_table12": {"algorithm.lambda_": "0,1"},
+    "flashback_table1": {"algorithm": "fedavg,flashback"},
+    "fedka_table1": {"experiment": "fedka/cifar10"},
+    "cfed_table1": {"experiment": "cfed/text_class", "algorithm": "fedavg,cfed"},
+}
+MINUTES, CI = "takes minutes to hours", ".ci/run does it, in a fresh environment"
+NOT_EXECUTED = {
+    "PYTHONPATH=. fedexp --config-dir conf_mine algorithm=smoothed": "tests/test_contributing.py runs it",
+    "PYTHONPATH=. fedexp --config-dir conf_mine dataset=npz_images data_dir=.": "tests/test_contributing.py runs it",
+    "PYTHONPATH=. fedexp --config-dir conf_mine forgetting_metric=worst_class": "tests/test_contributing.py runs it",
+    "fedexp hardware=gpu hardware.engine=workers": "needs GPUs",
+    "torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=10.0.0.1 --master-port=29500 -m fedexp": (
+        "needs two machines"
+    ),
+    'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1) MASTER_PORT=29500': "needs Slurm",
+    "srun --kill-on-bad-exit=1 fedexp hardware.engine=distributed": "needs Slurm",
+    "wandb login": "needs an account",
+    "wandb sync run/wandb/offline-run-": "needs an account",
+    "python3 -m venv .venv && . .venv/bin/activate": CI,
+    "pip install -e '.[dev]'": CI,
+    "pip install -e '.[bench]'": "needs a package index",
+    "pip install 'fedexp[joblib]'": "needs a package index",
+    "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
+    "python -m fedexp.report": "its name only, in the list of changes",
+    "python -m build": "tests/test_packaging.py does it",
+    "make test": CI,
+    "make lint": CI,
+    "make test-slow": CI,
+    "make docs": CI,
+    "make test-data": "needs real data",
+    "make test-gpu": "needs a GPU",
+    "make run": "needs an environment of its own; it is `fedexp`, which is run",
+    'make run ARGS="algorithm=fedntd alpha=0.1"': "the same",
+    "make PYTHON=python3.12 run": "the same",
+    "make bench": MINUTES,
+    "make bench-peers": MINUTES,
+    "python -m benchmarks": MINUTES,
+    "python -m benchmarks --local-evaluation": MINUTES,
+    "python -m benchmarks.peers": MINUTES,
+    "python -m benchmarks.growth": MINUTES,
+    "python -m benchmarks.gpu": "needs a GPU",
+}
+
+
+# --- finding the commands
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Every page by its name, README.md first."""
+    sys.path.insert(0, str(ROOT / "docs"))  # no part of the package
+    from pages import pages
+
+    return {"README.md": README} | pages()
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """The shell lines of a page."""
+    for language, body in FENCE.findall(text):
+        if language in ("sh", "bash", "shell", "console"):
+            yield from body.splitlines()
+    plain = FENCE.sub("", text)
+    for block in INDENTED.findall(plain):
+        yield from (line for line in block.splitlines() if line.split()[0] in PROGRAMS)
+    for span in SPAN.findall(INDENTED.sub("", plain)):
+        if span.split()[0] in PROGRAMS and len(span.split()) > 1:
+            yield span
+
+
+def normal(line: str) -> str:
+    """Without comments and dots, with an example for every placeholder."""
+    for placeholder, example in EXAMPLES.items():
+        line = line.replace(placeholder, example)
+    line = re.sub(r"(^|\s+)#.*", "", line).replace("...", "")
+    return re.sub(r"\s+", " ", line).strip()
+
+
+def commands_of(text: str) -> list[str]:
+    """The commands of a page, each once."""
+    return list(dict.fromkeys(filter(None, map(normal, lines_of(text)))))
+
+
+@cache
+def commands() -> dict[str, str]:
+    """Command -> the first page that has it, but for those that test_errors_of_the_faq runs."""
+    found: dict[str, str] = {}
+    for page, text in texts().items():
+        for command in commands_of(text) if page != "faq.md" else ():
+            found.setdefault(command, page)
+    return found
+
+
+def ours(command: str) -> bool:
+    """Whether it is one of fedexp's."""
+    return command.startswith(("fedexp", "python -m fedexp", "torchrun"))
+
+
+def arguments_of(command: str) -> list[str] | None:
+    """What the command line of `fedexp` gets from a command; None: another program's."""
+    words = shlex.split(command)
+    if words[0] == "make":
+        return next((word.removeprefix("ARGS=").split() for word in words if word.startswith("ARGS=")), None)
+    if "fedexp" not in words or words[0] in ("pip", "export"):
+        return None
+    return words[words.index("fedexp") + 1 :]
+
+
+# --- checking them without running them
+
+
+def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its first ones."""
+    flags, lists, name, _ = cli.sort_out([a for a in arguments if not a.startswith("resume=")])
+    if "--help" in flags or "--config-dir" in flags:
+        return
+    for overrides in lists:
+        mine = [o for o in overrides if not o.startswith(("hydra.", "hydra/"))]
+        axes = [[job[0] for job in expand([override])] for override in mine]
+        longest = 1 if name else max(map(len, axes), default=1)
+        for i in range(longest):
+            yield [axis[i % len(axis)] for axis in axes]
+
+
+ALWAYS_FITS = re.compile(r"(seed|rounds)=\d+|tracker=none")  # so that fewer configurations are to be composed
+
+
+@cache
+def compose_and_check(job: frozenset[str]) -> None:
+    """Whether every option, key and value exists and they go together, as far as that can be said without data."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        built = build(compose("config", sorted(job)))
+    check(built, Metrics((built.groups["forgetting_metric"],)))
+
+
+def check_options(command: str) -> None:
+    for job in jobs(arguments_of(command) or ()):
+        compose_and_check(frozenset(option for option in job if not ALWAYS_FITS.fullmatch(option)))
+
+
+@pytest.mark.parametrize("command", [c for c in commands_of(README) if arguments_of(c)])
+def test_options_in_commands_of_the_readme(command):
+    check_options(command)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # all in one test
+def test_options_in_commands_that_are_not_run():
+    """Those of the algorithms' pages and of NOT_EXECUTED."""
+    for command, page in commands().items():
+        if page.startswith("algorithms/") or command in NOT_EXECUTED:
+            try:
+                check_options(command)
+            except Exception as error:
+                error.add_note(f"{page}: {command}")
+                raise
+
+
+def test_no_command_is_left_out_silently():
+    """What is not run has a reason, and no reason is left of a command that has gone."""
+    assert {c for c in commands() if not ours(c)} <= NOT_EXECUTED.keys(), "run it, or say in NOT_EXECUTED why not"
+    assert NOT_EXECUTED.keys() <= commands().keys(), "not in the documentation any more"
+
+
+def test_options_in_running_text():
+    """`key=value` in a sentence: the key exists, and so does the value where it names an option."""
+    known = {*known_keys(CONF, []), *(path.name for path in CONF.iterdir() if path.is_dir())}
+    short = {key.rpartition(".")[2] for key in known}  # on the page of a group its keys go without its name
+    others = ("hydra", "wandb", "pip", "make", "resume", "key=value", "group=option")
+    for page, text in texts().items():
+        for span in SPAN.findall(FENCE.sub("", text)):
+            for key, value in re.findall(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)", span):
+                if not span.startswith(others) and "smooth" not in span:  # the example of CONTRIBUTING.md
+                    assert key in known or key in short, f"{page}: `{span}`"
+                    option = re.fullmatch(r"[\w./-]+", value) and (CONF / key).is_dir() and value != "null"
+                    assert not option or (CONF / key / f"{value}.yaml").exists(), f"{page}: `{span}`"
+
+
+def test_make_pip_and_python_commands_name_what_there_is():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for command, page in commands().items():
+        words = shlex.split(command)
+        if words[0] == "make":
+            given = [word.partition("=")[0] for word in words if "=" in word]
+            assert {w for w in words[1:] if "=" not in w} <= targets and set(given) <= variables, (page, command)  # noqa: PT018
+        if words[0] == "pip":
+            named = {name for word in words for group in re.findall(r"\[(.*)\]", word) for name in group.split(",")}
+            assert named <= extras.keys(), (page, command)
+        if words[:2] == ["python", "-m"] and words[2] != "build":
+            file = ROOT / ("src" if words[2].startswith("fedexp") else "") / words[2].replace(".", "/")
+            sources = [path for path in (file.with_suffix(".py"), file / "__main__.py") if path.exists()]
+            assert sources, (page, command)
+            flags = [word.partition("=")[0] for word in words[3:] if word.startswith("--")]
+            assert all(flag in sources[0].read_text(encoding="utf-8") for flag in flags), (page, command)
+
+
+# --- running them
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small data sets under the names of real ones: 10 classes of images, texts of three classes a task."""
+    directory, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name, size in (("mnist", 28), ("fashion_mnist", 28), ("cifar10", 32), ("caltech256", 32), ("photos", 32)):
+        for split, label, k in itertools.product(("train", "test"), range(10), range(22)):
+            folder = directory / name / split / f"{label:03}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            image = Image.fromarray(pixels)
+            (image.convert("L") if "mnist" in name else image).save(folder / f"{k}.png")
+    for name in ("thucnews", "sina2019", "sogoucs"):
+        (directory / name).mkdir()
+        for split in ("train", "test"):
+            rows = [f"{chr(0x4E00 + label)}{chr(0x4E20 + k)}\t{label}" for label in range(10) for k in range(22)]
+            (directory / name / f"{split}.txt").write_text("\n".join(rows), encoding="utf-8")
+        (directory / name / "class.txt").write_text("\n".join(map(str, range(10))), encoding="utf-8")
+    words = [chr(0x4E00 + k) for k in range(60)]
+    vocabulary = json.dumps({word: k for k, word in enumerate(words)})
+    (directory / "thucnews" / "vocab.json").write_text(vocabulary, encoding="utf-8")
+    vectors = rng.normal(size=(len(words), 20)).astype(np.float32)
+    np.savez(directory / "thucnews" / "embedding_Tencent.npz", embeddings=vectors)
+    posts = [f"{chr(0x4E00 + k % 40)},0" for k in range(220)]
+    (directory / "thucnews" / "weibo_surrogate.csv").write_text("\n".join(["content,target", *posts]), encoding="utf-8")
+    return directory
+
+
+def reduced(arguments: Sequence[str]) -> list[str]:
+    """The same command on small data, one round long."""
+    if any(a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments):
+        return list(arguments)
+    launcher = importlib.util.find_spec("hydra_plugins") is None
+    kept = [a for a in arguments if not (launcher and a.startswith(("hydra/launcher", "hydra.launcher")))]
+    kept = [a for a in kept if a not in ("tracker=none", "--multirun") or (a == "--multirun" and len(kept) > 1)]
+    kept = [re.sub(r"^([\w.]+=[^,\[]+,[^,]+),.*", r"\1", a) for a in kept]  # of the values of a sweep, two
+    given = dict(a.split("=", 1) for a in kept if "=" in a)
+    changes = dict(REDUCED)
+    if "profile" in given:
+        del changes["rounds"]  # the second is traced
+    if (sweep := given.get("sweep")) is not None:
+        changes |= {key: value for key, value in PART.get(sweep, {}).items() if key not in given}
+    if "surrogate.dataset" in given or "cfed/" in given.get("experiment", changes.get("experiment", "")):
+        changes["surrogate.total_shards"] = "10"
+    return [a for a in kept if a.split("=")[0] not in changes] + [f"{k}={v}" for k, v in changes.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # a page is one test
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page != "faq.md"])
+def test_commands(page, fedexp, data, tmp_path, monkeypatch):
+    """All of a page, one after the other in one directory."""
+    monkeypatch.setenv("FEDEXP_DATA", str(data))
+    (tmp_path / "photos").symlink_to(data / "photos")
+    mine = [c for c, first in commands().items() if first == page and ours(c) and c not in NOT_EXECUTED]
+    words = [word for command in mine for word in shlex.split(command)]
+    for name, before in BEFORE.items():
+        if any(word.split("=")[-1] in (name, f"{name}/partition.npz") for word in words):
+            done = fedexp(*reduced(before.format(name).split()))
+            assert done.code == 0, done.err
+    done_already: set[tuple[str, ...]] = set()
+    for command in mine:
+        same = tuple(sorted(reduced(shlex.split(command))))  # several examples are one when they are reduced
+        if same not in done_already:
+            code, error = execute(command, fedexp, monkeypatch)
+            assert code == 0, f"{command}\n{error}"
+            done_already.add(same)
+
+
+def execute(command, fedexp, monkeypatch) -> tuple[int, str]:
+    """(exit code, what it has said on stderr) of a command of ours, reduced."""
+    words = shlex.split(command)
+    if words[0] == "fedexp":
+        done = fedexp(*reduced(words[1:]))
+        return done.code, done.err
+    if words[0] == "torchrun":
+        program = [str(Path(sys.executable).with_name("torchrun")), *words[1 : words.index("fedexp") + 1]]
+        options = [a for a in reduced(arguments_of(command)) if not a.startswith("hardware.engine")]
+        environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+        ended = subprocess.run(
+            [*program, *options, "tracker=none"], env=environment, capture_output=True, text=True, timeout=900
+        )
+        return ended.returncode, ended.stderr
+    monkeypatch.setattr(sys, "argv", words[2:])
+    try:
+        runpy.run_module(words[2], run_name="__main__")
+    except SystemExit as stop:
+        return int(stop.code or 0), "see above"
+    return 0, ""
+
+
+@pytest.mark.parametrize("command", ["fedexp algorithm=cfed", "fedexp local.lr=quick"])
+def test_a_wrong_option_is_found(command):
+    """The checks above can fail."""
+    with pytest.raises(ConfigError):
+        check_options(command)
+
+
+# --- messages
+
+ENTRY = re.compile(r"^### (.+?)\n\n```sh\n(.+?)\n```\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL)
+
+
+ENTRIES = ENTRY.findall((ROOT / "docs" / "faq.md").read_text(encoding="utf-8"))
+
+
+def test_every_command_of_the_faq_has_its_message():
+    assert len(ENTRIES) == (ROOT / "docs" / "faq.md").read_text(encoding="utf-8").count("```sh") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lines", "message"), [entry[1:] for entry in ENTRIES], ids=[entry[0] for entry in ENTRIES])
+def test_errors_of_the_faq(lines, message, fedexp, monkeypatch):
+    """Each command prints the message below it, to the letter but for `...`."""
+    monkeypatch.setenv("FEDEXP_DATA", "data")
+    for line in lines.splitlines():
+        answer = fedexp(*shlex.split(line)[1:])
+    assert answer.code == 2
+    pattern = ".*".join(map(re.escape, message.split("...")))
+    assert re.fullmatch(pattern, answer.err.strip(), re.DOTALL), answer.err
