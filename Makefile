@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+CASES ?= 2000
+SEED ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow bench bench-peers lint format clean
+.PHONY: help run test test-data test-gpu test-slow test-fuzz bench bench-peers lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +38,9 @@ test-gpu: $(STAMP) ## tests that need a CUDA device
 
 test-slow: $(STAMP) ## torchrun; the wheel in a clean environment (needs a package index)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-fuzz: $(STAMP) ## random bad input (half an hour); make test-fuzz CASES=20000 SEED=7
+	FEDEXP_FUZZ_CASES=$(CASES) FEDEXP_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -rP tests/e2e/test_fuzz.py -k campaign $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedexp.build import build, find_class
 from fedexp.errors import ConfigError
-from fedexp.explain import GLOBAL_OPTION, PRESETS, list_groups, list_options
+from fedexp.explain import GLOBAL_OPTION, list_groups, list_options
 from world import CONF, composed
 
 GROUPS = list_groups([CONF])
@@ -43,14 +43,49 @@ ODD = [
 ]
 CHARACTERS = string.ascii_lowercase + string.digits + "=[]{}()'\",:;$\\~+@./#%*&!|<>-_ \té☃"
 YAML = [
-    *("", "\n", "#", "a", "[1, 2", "{", "a: b: c", "a:\n\t- b", "- 1\n- 2\n", "null", "&a [*a]", "? [1]\n: 2\n", "%YAML 9"),
+    *(
+        "",
+        "\n",
+        "#",
+        "a",
+        "[1, 2",
+        "{",
+        "a: b: c",
+        "a:\n\t- b",
+        "- 1\n- 2\n",
+        "null",
+        "&a [*a]",
+        "? [1]\n: 2\n",
+        "%YAML 9",
+    ),
     *("!!python/object/apply:os.system ['echo fuzz > stolen']", "!!python/name:os.system", "a: *b", "---\n---\na: 1\n"),
     *("_target_: 3", "_target_: os.system", "_target_: [a]", "_target_:\n  a: 1\n", "_target_: ${a}", "defaults: 3"),
     *("defaults: [nowhere]", "defaults: [{a: b}]", "defaults: [_self_, {/algorithm: mine}]", "defaults:\n  - a: [1\n"),
-    *("# @package\na: 1", "# @package _global_\nrounds: [1", "# @package _global_\nalgorithm: 3\n", "1: 2", "? a\n", "~: 1"),
-    *("# @package _global_\nhydra: 3\n", "# @package nowhere.at.all\na: 1\n", "a: ${a}", "a: ${b}\nb: ${a}\n", "2: {3: 4}"),
-    *("a: !!binary x", "a: 1\na: 2\n", "\ufeff_target_: 1", "[" * 2000, "a: " * 300, "- " * 1000, "title: x\nblocks: 3"),
-    "a: &a [x, x]\n" + "".join(f"b{i}: &b{i} [{', '.join([f'*{n}'] * 9)}]\n" for i, n in enumerate("a")),
+    *(
+        "# @package\na: 1",
+        "# @package _global_\nrounds: [1",
+        "# @package _global_\nalgorithm: 3\n",
+        "1: 2",
+        "? a\n",
+        "~: 1",
+    ),
+    *(
+        "# @package _global_\nhydra: 3\n",
+        "# @package nowhere.at.all\na: 1\n",
+        "a: ${a}",
+        "a: ${b}\nb: ${a}\n",
+        "2: {3: 4}",
+    ),
+    *(
+        "a: !!binary x",
+        "a: 1\na: 2\n",
+        "\ufeff_target_: 1",
+        "[" * 2000,
+        "a: " * 300,
+        "- " * 1000,
+        "title: x\nblocks: 3",
+    ),
+    "a: &a [x, x]\nb: [*a, *a]\n",
 ]
 
 
@@ -177,25 +212,55 @@ def setting(draw: Any, chosen: dict[str, str]) -> str:
         return f"{key}={value}"
     key = draw(st.one_of(st.just(key), typo(key)))
     form = draw(st.sampled_from(["{key}={value}", "+{key}={value}", "++{key}={value}", "~{key}", "{key}", "{key}=",
-                                 "={value}", "{key}=={value}", "{key}@here={value}", "~{key}={value}", "{key}:{value}",
+                                 "={value}", "{key}=={value}", "{key}@here={value}", "~{key}={value}",
+                                 "{key}:{value}",
                                  "+{key}", "{key}.more={value}", "{key}/more={value}", "{key}[0]={value}"]))  # fmt: skip
     return form.format(key=key, value=value)
 
 
 FLAGS = [
     *(["--cfg", "job"], ["--cfg", "all"], ["--cfg", "nothing"], ["--cfg"], ["--resolve"], ["--info"], ["--info", "x"]),
-    *(["--package", "algorithm"], ["--config-dir", "nowhere"], ["--config-dir"], ["--config-name", "nowhere"], ["--help"]),
+    *(
+        ["--package", "algorithm"],
+        ["--config-dir", "nowhere"],
+        ["--config-dir"],
+        ["--config-name", "nowhere"],
+        ["--help"],
+    ),
     *(["--config-path", "nowhere"], ["--nonsense"], ["-x"], ["--multirun"], ["--run"], ["--version"], ["--hydra-help"]),
     *(["--cfg", "job", "--resolve"], ["--cfg", "job", "--package", "nowhere"], ["-c", "job", "-p", "local"], ["--"]),
     *(["--experimental-rerun", "nowhere"], ["--shell-completion", "install=bash"], ["-"], ["--help", "--cfg", "job"]),
 ]
 HYDRA = [
     *("hydra.run.dir=run", "hydra.run.dir=", "hydra.run.dir=null", "hydra.run.dir=[1]", "hydra.run.dir=${nothing}"),
-    *("hydra.run.dir=there.txt", "hydra.run.dir=there.txt/run", "hydra.run.dir='a b'", "hydra.run.dir=.", "hydra.run.dir=a/b/c"),
-    *("hydra.job.chdir=true", "hydra.verbose=true", "hydra.verbose=nonsense", "hydra.output_subdir=sub", "hydra.job.name=x"),
-    *("hydra/launcher=nothing", "hydra.launcher.nothing=1", "hydra.mode=MULTIRUN", "hydra.mode=x", "hydra/sweeper=nothing"),
+    *(
+        "hydra.run.dir=there.txt",
+        "hydra.run.dir=there.txt/run",
+        "hydra.run.dir='a b'",
+        "hydra.run.dir=.",
+        "hydra.run.dir=a/b/c",
+    ),
+    *(
+        "hydra.job.chdir=true",
+        "hydra.verbose=true",
+        "hydra.verbose=nonsense",
+        "hydra.output_subdir=sub",
+        "hydra.job.name=x",
+    ),
+    *(
+        "hydra/launcher=nothing",
+        "hydra.launcher.nothing=1",
+        "hydra.mode=MULTIRUN",
+        "hydra.mode=x",
+        "hydra/sweeper=nothing",
+    ),
     *("hydra.nothing=1", "hydra=3", "hydra/job_logging=default", "hydra.job.env_set.A=1", "hydra.searchpath=[nowhere]"),
-    *("hydra.sweep.dir=out", "hydra.sweep.subdir=${nothing}", "hydra.callbacks=null", "hydra.callbacks.x={_target_:os.getcwd}"),
+    *(
+        "hydra.sweep.dir=out",
+        "hydra.sweep.subdir=${nothing}",
+        "hydra.callbacks=null",
+        "hydra.callbacks.x={_target_:os.getcwd}",
+    ),
     *("hydra.help.template=x", "hydra.job.config.override_dirname.kv_sep=3", "hydra.searchpath=[pkg://nowhere]"),
 ]
 
@@ -332,7 +397,14 @@ def partition_files(draw: Any) -> Case:
         text = st.one_of(JSON, JSON.map(lambda value: GOOD | {"1": value})).map(json.dumps).map(str.encode)
         content = draw(st.one_of(text, damaged(json.dumps(GOOD).encode()), st.sampled_from([b"[" * 100_000, b"\xff"])))
     arguments = ["partition=file", f"partition.path=parts.{kind}", f"num_clients={draw(st.sampled_from([4, 2, 1]))}"]
-    arguments += ["rounds=1", "local.epochs=1", "tracker=none", "figures=false", "participation=0.5", "model.hidden=[16]"]
+    arguments += [
+        "rounds=1",
+        "local.epochs=1",
+        "tracker=none",
+        "figures=false",
+        "participation=0.5",
+        "model.hidden=[16]",
+    ]
     arguments += ["hardware.threads=1", "hardware.engine=sequential", "model.channels=[4,8]"]
     return Case(tuple(arguments), {f"parts.{kind}": content})
 
