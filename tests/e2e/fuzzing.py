@@ -214,7 +214,8 @@ def setting(draw: Any, chosen: dict[str, str]) -> str:
     form = draw(st.sampled_from(["{key}={value}", "+{key}={value}", "++{key}={value}", "~{key}", "{key}", "{key}=",
                                  "={value}", "{key}=={value}", "{key}@here={value}", "~{key}={value}",
                                  "{key}:{value}",
-                                 "+{key}", "{key}.more={value}", "{key}/more={value}", "{key}[0]={value}"]))  # fmt: skip
+                                 "+{key}",
+                                 "{key}.more={value}", "{key}/more={value}", "{key}[0]={value}"]))  # fmt: skip
     return form.format(key=key, value=value)
 
 
