@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+CASES ?= 2000
+SEED ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow test-faults bench bench-peers docs lint format clean
+.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-peers docs lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +41,9 @@ test-slow: $(STAMP) ## torchrun, Chromium; the wheel in a clean environment (nee
 
 test-faults: $(STAMP) ## kill -9, 50 times, on every engine (ten minutes); make test-faults ARGS="--seed 1"
 	$(BIN)/python tests/e2e/kills.py $(ARGS)
+
+test-fuzz: $(STAMP) ## random bad input (half an hour); make test-fuzz CASES=20000 SEED=7
+	FEDEXP_FUZZ_CASES=$(CASES) FEDEXP_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -rP tests/e2e/test_fuzz.py -k campaign $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)

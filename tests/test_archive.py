@@ -1,4 +1,4 @@
-"""Unpacking: what data sets have arrives whole; what would leave the folder, is a link or swells without end does not."""
+"""Unpacking: what data sets have arrives whole; what would leave the folder, is a link or a bomb does not."""
 
 import gzip
 import hashlib

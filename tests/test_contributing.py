@@ -66,6 +66,10 @@ def reference(workplace: Path) -> pd.DataFrame:
 def test_algorithm(workplace: Path, reference: pd.DataFrame):
     done = follow(workplace, "algorithm", "hydra.run.dir=smoothed")
     assert done.returncode == 0, done.stderr
+    source, option = workplace / "mine" / "smoothed.py", workplace / "conf_mine" / "algorithm" / "smoothed.yaml"
+    said = f"not fedexp's own code: mine.smoothed.Smoothed from {source}, named in {option}"
+    assert said in done.stderr
+    assert said in (workplace / "smoothed" / "run.log").read_text(encoding="utf-8")
     smoothed = rounds(workplace / "smoothed")
     # From the same initial model, another loss already in the first round.
     assert smoothed["test_loss"][0] == reference["test_loss"][0]

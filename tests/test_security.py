@@ -40,7 +40,7 @@ def call_faults(node: ast.Call) -> list[str]:
     name = ast.unparse(node.func)
     last = name.rpartition(".")[2]
     given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
-    if name in NEEDED and given.get(NEEDED[name][0], None) is not NEEDED[name][1]:
+    if name in NEEDED and given.get(NEEDED[name][0]) is not NEEDED[name][1]:
         return [f"{name} without {NEEDED[name][0]}={NEEDED[name][1]}"]
     if (
         name in ("yaml.load", "os.system", "os.popen")
@@ -105,6 +105,7 @@ def test_a_pickle_of_arrays_is_read_and_no_other(protocol, tmp_path, monkeypatch
 def test_an_array_as_python_2_wrote_it():
     """The first lines of CIFAR's own files: names of the old module, the bytes as a text."""
     array = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    state = b"(I1\n(I2\nI3\ntcnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntbI00\nS'\\x00\\x01\\x02\\x03\\x04\\x05'\ntb."
+    state = b"(I1\n(I2\nI3\ntcnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntbI00\n"
+    state += b"S'\\x00\\x01\\x02\\x03\\x04\\x05'\ntb."
     old = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR" + state
     np.testing.assert_array_equal(read_plain(io.BytesIO(old)), array)

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 from fedexp.errors import nearest
 
 PRESETS = ("experiment", "launcher", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
@@ -13,6 +15,12 @@ GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     """One message for an error that was raised while composing the configuration."""
     text = str(error)
+    if isinstance(error, UnicodeDecodeError | RecursionError | yaml.YAMLError):
+        for path in sorted(path for folder in extra for path in folder.rglob("*.yaml")):
+            try:
+                yaml.safe_load(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
+                return f"{path}: is not a yaml file ({' '.join(str(problem).split())})"
     if found := re.search(r"Could not find 'hydra/launcher/([^']+)'", text):
         name, options = found[1], ["basic", *list_options("launcher", [conf])]
         return f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers: {', '.join(options)}"

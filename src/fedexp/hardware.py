@@ -41,7 +41,8 @@ class Hardware:
         require(known, "hardware.device", self.device, "one of auto, cpu, cuda, cuda:<number>")
         require_choice("hardware.engine", self.engine, ENGINES)
         require_choice("hardware.precision", self.precision, ("fp32", "tf32", "bf16", "fp64"))
-        require(self.threads is None or self.threads >= 1, "hardware.threads", self.threads, "at least 1, or null")
+        sound = self.threads is None or 1 <= self.threads <= 1024  # OpenMP ends the process when it gets no more
+        require(sound, "hardware.threads", self.threads, "at least 1 and at most 1024, or null")
         require_choice("hardware.convolution", self.convolution, CONVOLUTIONS)
         require(self.workers is None or self.workers >= 1, "hardware.workers", self.workers, "at least 1, or null")
         only = self.workers is None or self.engine in ("auto", "workers")

@@ -378,9 +378,10 @@ def finished_summary(directory: Path) -> dict[str, Any] | None:
     """The summary of a run that has come to its end; None where there is more to do."""
     try:
         summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return None
-    return None if summary["status"] == "failed" else summary
+    ended = isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
+    return summary if ended else None
 
 
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:

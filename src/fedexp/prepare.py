@@ -1,6 +1,7 @@
 """From a checked configuration to an experiment: loads the data, partitions it, makes model and engine."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from fedexp.algorithms.contract import Federation
 from fedexp.build import Built
+from fedexp.client_states import free_memory, size_of
 from fedexp.data.partition import IID, Partition, make_partition
 from fedexp.data.public import PublicSet, one_of_each
 from fedexp.data.surrogate import Shards
@@ -46,6 +48,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         hardware = hardware.in_one_process()
     hardware.apply()
     data, divided = divide(built)
+    require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
         layout = weight_layout(module, hardware)
@@ -205,6 +208,19 @@ def augmentation_of(dataset: Any, wanted: bool) -> Any:
     """What is drawn for every training example; None where there is nothing to draw."""
     augmentation = dataset.augmentation
     return augmentation if augmentation.active and (wanted or dataset.kind == "text") else None
+
+
+def require_room(make: Callable[[], torch.nn.Module]) -> None:
+    """Raises ConfigError for a model that does not fit into the free memory, before it is given any."""
+    try:
+        with torch.device("meta"):
+            size = sum(value.numel() * value.element_size() for value in make().state_dict().values())
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            return  # a model that cannot be made without memory: it will say itself what is wrong
+        size = 2**63
+    if size > (free := free_memory()):
+        raise ConfigError(f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free")
 
 
 def weight_layout(module: torch.nn.Module, hardware: Resolved) -> torch.memory_format:

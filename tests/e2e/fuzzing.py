@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedexp.build import build, find_class
 from fedexp.errors import ConfigError
-from fedexp.explain import GLOBAL_OPTION, PRESETS, list_groups, list_options
+from fedexp.explain import GLOBAL_OPTION, list_groups, list_options
 from world import CONF, composed
 
 GROUPS = list_groups([CONF])
@@ -85,7 +85,7 @@ YAML = [
         "- " * 1000,
         "title: x\nblocks: 3",
     ),
-    "a: &a [x, x]\n" + "".join(f"b{i}: &b{i} [{', '.join([f'*{n}'] * 9)}]\n" for i, n in enumerate("a")),
+    "a: &a [x, x]\nb: [*a, *a]\n",
 ]
 
 
@@ -212,8 +212,10 @@ def setting(draw: Any, chosen: dict[str, str]) -> str:
         return f"{key}={value}"
     key = draw(st.one_of(st.just(key), typo(key)))
     form = draw(st.sampled_from(["{key}={value}", "+{key}={value}", "++{key}={value}", "~{key}", "{key}", "{key}=",
-                                 "={value}", "{key}=={value}", "{key}@here={value}", "~{key}={value}", "{key}:{value}",
-                                 "+{key}", "{key}.more={value}", "{key}/more={value}", "{key}[0]={value}"]))  # fmt: skip
+                                 "={value}", "{key}=={value}", "{key}@here={value}", "~{key}={value}",
+                                 "{key}:{value}",
+                                 "+{key}",
+                                 "{key}.more={value}", "{key}/more={value}", "{key}[0]={value}"]))  # fmt: skip
     return form.format(key=key, value=value)
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers import SMALL, assert_same_run
 
 CASES = [
     # (arguments, words that the message must have)
@@ -19,6 +20,12 @@ CASES = [
     ("public.fraction=0.0001", ["public.fraction=0.0001", "1437"]),
     ("dataset=cifar10 algorithm=flashback", ["Flashback needs a public set"]),  # before anything is downloaded
     ("public.fraction=1", ["public.fraction=1", "less than 1"]),
+    ("algorithm=fedka dataset=thucnews model=textcnn", ["dataset=thucnews has text", "FedKA is defined for images"]),
+    ("dataset.test_fraction=1e-300", ["dataset.test_fraction=1e-300", "1797"]),
+    ("model.hidden=[1000000000000]", ["model: its parameters take", "of memory are free"]),
+    ("model.hidden=[9223372036854775807]", ["model: its parameters take"]),
+    ("rounds=0 hydra/job_logging=default", ["rounds=0"]),  # Hydra has made a log by then
+    ("rounds=0 hydra.output_subdir=own", ["rounds=0"]),
     ("algorithm=fedalign model=resnet18", ["algorithm=fedalign", "resnet56_bottleneck"]),
     ("algorithm=scaffold algorithm.divisor=step", ["algorithm.divisor=step", "nearest: 'steps'"]),
     ("algorithm=fednova algorithm.variant=ccvr_frosen", ["nearest: 'ccvr_frozen'"]),
@@ -109,10 +116,15 @@ def write_json(path, value):
         ({"0": [0, 1.5], "1": [2]}, ["1.5"]),
         ({"0": [0, 1]}, ["num_clients=2"]),
         ("not a mapping", ["parts.json"]),
+        ({"0": [0, 10**400], "1": [1]}, ["client 0", "out of range"]),
+        (None, ["cannot be read as JSON"]),
     ],
 )
 def test_partition_files(fedexp, tmp_path, parts, words):
-    write_json(tmp_path / "parts.json", parts)
+    if parts is None:
+        (tmp_path / "parts.json").write_text("[" * 100_000)
+    else:
+        write_json(tmp_path / "parts.json", parts)
     answer = fedexp("partition=file", "partition.path=parts.json", "num_clients=2", "participation=1")
     assert answer.code == 2, answer.err
     assert "parts.json" in answer.err
@@ -153,6 +165,74 @@ def test_missing_and_corrupt_data(fedexp, tmp_path, monkeypatch):
     answer = fedexp("partition=file", "partition.path=bad.npz")
     assert answer.code == 2
     assert "bad.npz" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"_target_: [1, 2", ["mine.yaml"]),
+        (b"---\n---\na: 1\n", ["mine.yaml", "single document"]),
+        (b"\xff\xfe", ["mine.yaml"]),
+        (b"!!python/object/apply:os.system ['touch stolen']", ["mine.yaml", "could not determine a constructor"]),
+        (b"- " * 1000, ["mine.yaml"]),
+        (b"_target_: os.system\ncommand: touch stolen", ["algorithm._target_=os.system: must be a dataclass"]),
+    ],
+)
+def test_options_of_ones_own_that_cannot_be_read(fedexp, tmp_path, content, words):
+    option = tmp_path / "conf_mine" / "algorithm" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_bytes(content)
+    answer = fedexp("--config-dir", "conf_mine", "algorithm=mine")
+    assert answer.code == 2, answer.err
+    for word in words:
+        assert word in answer.err
+    assert answer.err.count("fedexp:") == 1
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine.yaml"]
+
+
+def test_a_sweep_of_ones_own_that_cannot_be_read(fedexp, tmp_path):
+    option = tmp_path / "conf_mine" / "sweep" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_bytes(b"\xb6\xeb")
+    answer = fedexp("--config-dir", "conf_mine", "--multirun", "sweep=mine", "preview=true")
+    assert answer.code == 2, answer.err
+    assert "mine.yaml: not a sweep" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config", "words"),
+    [
+        (b"\xff", b"{}", ["overrides.yaml: cannot be read"]),
+        (b"[1, 2", b"{}", ["overrides.yaml: cannot be read"]),
+        (b"a: 1", b"{}", ["overrides.yaml: must be a list of overrides"]),
+        (b"[1]", b"{}", ["overrides.yaml: must be a list of overrides"]),
+        (b"[--config-dir=theirs]", b"{}", ["--config-dir=theirs is not the override of a run"]),
+        (b"['+hydra.callbacks.x={_target_:os.system}']", b"{}", ["hydra.callbacks.x", "not the override of a run"]),
+        (b"[algorithm._target_=os.system]", b"{}", ["algorithm._target_=os.system: lies outside fedexp"]),
+        (b"[]", b"\xff", ["config.yaml: cannot be read"]),
+        (b"[]", b"[1]", ["config.yaml: is not the configuration of a run"]),
+        (b"[]", b"- " * 1000, ["config.yaml: cannot be read"]),
+    ],
+)
+def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, words):
+    """What somebody else wrote there names no code and no directory with configurations."""
+    (tmp_path / "run" / ".hydra").mkdir(parents=True)
+    (tmp_path / "run" / ".hydra" / "overrides.yaml").write_bytes(overrides)
+    (tmp_path / "run" / "config.yaml").write_bytes(config)
+    answer = fedexp("resume=run", "tracker=none")
+    assert answer.code == 2, answer.err
+    for word in words:
+        assert word in answer.err
+    assert answer.err.count("fedexp:") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "overrides.yaml"]
+
+
+def test_a_batch_larger_than_the_data_is_all_of_them(fedexp, tmp_path):
+    """Batches are padded to their size, which once asked for 16 GB here."""
+    for name, size in (("all", 1437), ("more", 2**31)):
+        answer = fedexp(*SMALL, "rounds=1", f"local.batch_size={size}", f"hydra.run.dir={name}")
+        assert answer.code == 0, answer.err
+    assert_same_run(tmp_path / "all", tmp_path / "more")
 
 
 def test_the_working_directory_stays(fedexp, tmp_path):

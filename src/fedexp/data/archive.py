@@ -8,6 +8,7 @@ import gzip
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, NamedTuple
 
@@ -71,13 +72,13 @@ def members(archive: Path) -> Iterator[Member]:
         with tarfile.open(archive) as tar:
             for entry in tar:
                 kind = "folder" if entry.isdir() else "file" if entry.isfile() else "a link or device"
-                yield Member(entry.name, kind, lambda entry=entry: tar.extractfile(entry))
+                yield Member(entry.name, kind, partial(tar.extractfile, entry))  # type: ignore[arg-type]
     elif name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             for info in packed.infolist():
                 linked = info.external_attr >> 28 == 0o12  # S_IFLNK of the mode that Unix writes
                 kind = "a link" if linked else "folder" if info.is_dir() else "file"
-                yield Member(info.filename, kind, lambda info=info: packed.open(info))
+                yield Member(info.filename, kind, partial(packed.open, info))
     elif name.endswith(".gz"):
         with gzip.open(archive) as unpacked:
             yield Member(archive.name[: -len(".gz")], "file", lambda: unpacked)  # type: ignore[arg-type,return-value]

@@ -29,9 +29,10 @@ class Augmentation:
     rotation: float  # largest angle in degrees, uniform in both directions; 0 = off
 
     def __post_init__(self) -> None:
-        require(self.crop_padding >= 0, "dataset.augmentation.crop_padding", self.crop_padding, "at least 0")
+        for name in ("crop_padding", "cutout"):
+            pixels = getattr(self, name)
+            require(0 <= pixels <= 4096, f"dataset.augmentation.{name}", pixels, "at least 0 and at most 4096 pixels")
         require_choice("dataset.augmentation.padding_mode", self.padding_mode, ["zero", "reflect"])
-        require(self.cutout >= 0, "dataset.augmentation.cutout", self.cutout, "at least 0")
         require(0 <= self.rotation <= 180, "dataset.augmentation.rotation", self.rotation, "from 0 to 180 degrees")
 
     @property

@@ -116,7 +116,7 @@ class Digits(Dataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_fraction(self.test_fraction)
+        _require_split(self.test_fraction, self.split_seed)
 
     def read(self) -> Arrays:
         from sklearn.datasets import load_digits
@@ -223,7 +223,7 @@ class Caltech256(Dataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_size(self.size)
-        _require_fraction(self.test_fraction)
+        _require_split(self.test_fraction, self.split_seed)
 
     def read(self) -> Arrays:
         if (root := self._tree()) is not None:
@@ -243,9 +243,10 @@ class Caltech256(Dataset):
         )
 
 
-def _require_fraction(fraction: float) -> None:
+def _require_split(fraction: float, seed: int) -> None:
     require(0 < fraction < 1, "dataset.test_fraction", fraction, "between 0 and 1")
+    require(0 <= seed < 2**32, "dataset.split_seed", seed, f"from 0 to {2**32 - 1}")
 
 
 def _require_size(size: int | None) -> None:
-    require(size is None or size > 0, "dataset.size", size, "greater than 0")
+    require(size is None or 0 < size <= 4096, "dataset.size", size, "greater than 0 and at most 4096 pixels")

@@ -93,7 +93,10 @@ def stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> tup
     from sklearn.model_selection import train_test_split
 
     everything = np.arange(len(labels))
-    train, test = train_test_split(everything, test_size=test_fraction, stratify=labels, random_state=seed)
+    try:
+        train, test = train_test_split(everything, test_size=test_fraction, stratify=labels, random_state=seed)
+    except ValueError as error:
+        raise ConfigError(f"dataset.test_fraction={test_fraction}: no such split of {len(labels)} ({error})") from error
     return np.sort(train), np.sort(test)
 
 

@@ -67,7 +67,7 @@ class TextSource(ABC):
 
     def __post_init__(self) -> None:
         require(bool(re.fullmatch(r"[\w.-]+", self.name)), "dataset.name", self.name, "letters, digits, _ . -")
-        require(self.length >= 1, "dataset.length", self.length, "at least 1")
+        require(1 <= self.length <= 65536, "dataset.length", self.length, "at least 1 and at most 65536 characters")
         require(self.max_words >= 1, "dataset.max_words", self.max_words, "at least 1")
         fits = self.vectors is None or self.vocabulary is not None
         require(fits, "dataset.vectors", self.vectors, "null without dataset.vocabulary, whose entries they belong to")
