@@ -171,13 +171,13 @@ def two_panels(subject: str, title: str) -> tuple[Figure, list[Axes]]:
 
 def entitle(figure: Figure, subject: str, title: str) -> None:
     """What is shown, and of which runs."""
-    figure.suptitle("\n".join([subject, *textwrap.wrap(title, 95)]), fontsize=10)
+    figure.suptitle("\n".join([subject, *textwrap.wrap(title, 80)]), fontsize=10)
 
 
 def legend(figure: Figure, axes: Axes) -> None:
     """That of these axes, beside all of them: it may be taller than one."""
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
 
 
 def finish_panels(figure: Figure, panels: Sequence[Axes], rounds: bool = True) -> None:
