@@ -89,7 +89,7 @@ def sections() -> "list[Section]":
     def media(name: str) -> Any:
         return wr.MediaBrowser(title=name, media_keys=[f"figures/{name}"], num_columns=2)
 
-    bars = [
+    bars: list[Any] = [
         wr.BarPlot(title=name, metrics=[name], groupby_aggfunc="mean", groupby_rangefunc="stddev") for name in RESULTS
     ]
     drawn = {name: [curve(metric, title=metric) for metric in metrics] for name, metrics in CURVES.items()}

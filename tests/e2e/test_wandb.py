@@ -99,11 +99,10 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
 @pytest.mark.parametrize(
     "options",
     [
-        ("forgetting_metric=all", "tracker.log_images_every=2", "rounds=5", "eval_interval=2"),
+        ("forgetting_metric=round_drop", "tracker.log_images_every=2", "rounds=5", "eval_interval=2"),
         (
             "scenario=class_incremental",
             "scenario.num_tasks=2",
-            "partition=iid",
             "tracker.log_images_every=2",
             "rounds=2",
         ),
