@@ -12,8 +12,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
-    """The command line sets up logging; left so, a later test in the same process would find more on stderr."""
-    logger = logging.getLogger("fedexp")
-    before = list(logger.handlers), logger.propagate, logger.level
+    """The command line and Hydra set up logging; left so, a later test in the same process would find more on stderr,
+    or a stream that is closed."""
+    loggers = [logging.getLogger(name) for name in (None, "fedexp", "hydra")]
+    before = [(list(logger.handlers), logger.propagate, logger.level) for logger in loggers]
     yield
-    logger.handlers[:], logger.propagate, logger.level = before
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        pytests = [handler for handler in logger.handlers if type(handler).__module__.startswith("_pytest")]
+        kept = [handler for handler in handlers if not type(handler).__module__.startswith("_pytest")]
+        logger.handlers[:] = pytests + kept
+        logger.propagate, logger.level = propagate, level

@@ -158,7 +158,10 @@ def test_dataset_brings_its_protocol():
             "dataset.length=2147483648: must be at least 1 and at most",
         ),
         (["hardware.threads=2147483648"], "hardware.threads=2147483648: must be at least 1 and at most 1024, or null"),
-        (["local.epochs=1000000000000000000000"], "local.epochs=1000000000000000000000: must be an integer of at most 64 bits"),
+        (
+            ["local.epochs=1000000000000000000000"],
+            "local.epochs=1000000000000000000000: must be an integer of at most 64 bits",
+        ),
         (["model.hidden=[1,9223372036854775808]"], "model.hidden=[1, 9223372036854775808]: must be a list of values"),
         (["surrogate.dataset=3"], "surrogate.dataset=3: must be the name of a data set, or null"),
         (["scenario=domain_incremental", "scenario.domains=[3]"], "scenario.domains=[3]: must be names of data sets"),

@@ -11,6 +11,7 @@ import pandas as pd
 import yaml
 
 from fedexp import files
+from fedexp.data.partition import load_npz
 from fedexp.errors import ConfigError
 from fedexp.figures import make_figures
 from fedexp.metrics.history import later_partitions, load_history
@@ -74,8 +75,7 @@ class FinishedRun:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        with np.load(self.directory / files.PARTITION) as arrays:
-            return tuple(map(str, arrays["classes"]))
+        return tuple(map(str, load_npz(self.directory / files.PARTITION)["classes"]))
 
     def info(self, wandb_id: str | None) -> RunInfo:
         """What a tracker is told first."""

@@ -84,7 +84,8 @@ NOT_EXECUTED = {
     "python3 -m venv .venv && . .venv/bin/activate": CI,
     "pip install -e '.[dev]'": CI,
     "pip install -e '.[bench]'": "needs a package index",
-    "pip install 'fedexp[joblib]'": "needs a package index",
+    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in ("joblib", "slurm", "ray", "dashboard")},
+    "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
     "python -m fedexp.report": "its name only, in the list of changes",
     "python -m build": "tests/test_packaging.py does it",
@@ -92,6 +93,8 @@ NOT_EXECUTED = {
     "make lint": CI,
     "make test-slow": CI,
     "make docs": CI,
+    "make test-faults": MINUTES,
+    "make test-fuzz": MINUTES,
     "make test-data": "needs real data",
     "make test-gpu": "needs a GPU",
     "make run": "needs an environment of its own; it is `fedexp`, which is run",
@@ -167,7 +170,7 @@ def arguments_of(command: str) -> list[str] | None:
         return next((word.removeprefix("ARGS=").split() for word in words if word.startswith("ARGS=")), None)
     if "fedexp" not in words or words[0] in ("pip", "export"):
         return None
-    return words[words.index("fedexp") + 1 :]
+    return list(itertools.takewhile(lambda word: word not in ("|", "\\|"), words[words.index("fedexp") + 1 :]))
 
 
 # --- checking them without running them
@@ -176,7 +179,7 @@ def arguments_of(command: str) -> list[str] | None:
 def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
     """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its first ones."""
     flags, lists, name, _ = cli.sort_out([a for a in arguments if not a.startswith("resume=")])
-    if "--help" in flags or "--config-dir" in flags:
+    if {"--help", "--config-dir", "--shell-completion"} & set(flags):
         return
     for overrides in lists:
         mine = [o for o in overrides if not o.startswith(("hydra.", "hydra/"))]
@@ -230,11 +233,11 @@ def test_options_in_running_text():
     """`key=value` in a sentence: the key exists, and so does the value where it names an option."""
     known = {*known_keys(CONF, []), *(path.name for path in CONF.iterdir() if path.is_dir())}
     short = {key.rpartition(".")[2] for key in known}  # on the page of a group its keys go without its name
-    others = ("hydra", "wandb", "pip", "make", "resume", "key=value", "group=option")
+    others = ("hydra", "wandb", "pip", "make", "eval", "resume", "key=value", "group=option")
     for page, text in texts().items():
         for span in SPAN.findall(FENCE.sub("", text)):
             for key, value in re.findall(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)", span):
-                if not span.startswith(others) and "smooth" not in span:  # the example of CONTRIBUTING.md
+                if not span.startswith(others) and not {"smooth", "--shell-completion"} & set(re.split(r"[ =]", span)):
                     assert key in known or key in short, f"{page}: `{span}`"
                     option = re.fullmatch(r"[\w./-]+", value) and (CONF / key).is_dir() and value != "null"
                     assert not option or (CONF / key / f"{value}.yaml").exists(), f"{page}: `{span}`"

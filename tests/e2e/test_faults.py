@@ -19,7 +19,7 @@ from kills import Tally, check_all
 
 from fedexp import checkpoint
 from fedexp.callbacks import failures
-from fedexp.cli import fails
+from fedexp.cli import FAILED, failed
 from fedexp.lock import LOCK, OWNER, occupied
 from fedexp.record import Recorder
 
@@ -185,12 +185,12 @@ def test_a_failure_is_new_whatever_the_clock_says(tmp_path):
         (tmp_path / job).mkdir()
         (tmp_path / job / "error.txt").write_text("it broke")
     before = failures(tmp_path)
-    assert not fails(tmp_path, before)
+    assert failed(tmp_path, before) == []
     (tmp_path / "b/error.txt").unlink()
-    assert not fails(tmp_path, before)
+    assert failed(tmp_path, before) == []
     (tmp_path / "b/error.txt").write_text("it broke again")
     os.utime(tmp_path / "b/error.txt", (1, 1))
-    assert fails(tmp_path, before)
+    assert failed(tmp_path, before) == [FAILED]
 
 
 @pytest.mark.parametrize(

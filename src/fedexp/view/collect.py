@@ -347,7 +347,7 @@ def tables(directory: Path, runs: list[Run]) -> dict[str, Any] | None:
         return None
     common = {"title": found.sweep.title if found.sweep else directory.absolute().name, "targets": frame(found.targets)}
     if found.sweep is None:
-        return common | {"means": frame(found.tidy)}
+        return common | {"means": frame(found.tidy.drop(columns=list(aggregate.ORIGIN[1:])))}
     named = found.tidy.assign(column=layout.column_names(found.tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (method, column), group in named.groupby(["method", "column"], sort=False):

@@ -389,7 +389,7 @@ function framed(frame, label) {
   const shown = frame.columns.filter((name) => !name.endsWith("_std"));
   const cells = shown.map((name) => {
     const values = column(name);
-    if (name === "run") return values.map((text) => ({ text, class: "long" }));
+    if (values.some((value) => typeof value === "string")) return values.map((text) => ({ text, class: "long" }));
     if (name === "n" || name === "diverged") return values.map((v) => ({ text: number(v), value: v }));
     return numberCells(values, frame.columns.includes(`${name}_std`) ? column(`${name}_std`) : []);
   });
@@ -398,7 +398,7 @@ function framed(frame, label) {
 
 function printedCell(entries) {
   return make("td", {}, entries.map((entry) => {
-    const kind = { within: "within", "failed as printed": "within", outside: "outside" }[entry.verdict] ?? "";
+    const kind = { within: "within", "failed as printed": "within", "not reached as printed": "within", outside: "outside" }[entry.verdict] ?? "";
     const mark = { within: "✓ ", outside: "✗ " }[kind] ?? "";
     const about = `${words(entry.metric)}, ${entry.unit}: ${entry.verdict}; ${entry.n ? plural(entry.n, "run") : "no run"}${entry.diverged ? `, ${entry.diverged} diverged` : ""}${entry.note ? `; print: ${entry.note}` : ""}`;
     const ours = entry.n ? make("b", { class: kind }, mark + entry.ours) : make("span", { class: "note" }, "–");
