@@ -59,7 +59,8 @@ BEFORE = {
     "multirun/cfed": "scenario=class_incremental algorithm=fedlwf partition=shards hydra.run.dir={}/fedlwf",
 }
 # How much every run is reduced: one client of five, one epoch, one round.
-REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "figures": "false", "hardware.engine": "sequential"}
+REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participation": "0.2", "figures": "false"}
+REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
 PART = {
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
@@ -301,7 +302,8 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     launcher = importlib.util.find_spec("hydra_plugins") is None
     kept = [a for a in arguments if not (launcher and a.startswith(("hydra/launcher", "hydra.launcher")))]
     kept = [a for a in kept if a not in ("tracker=none", "--multirun") or (a == "--multirun" and len(kept) > 1)]
-    kept = [re.sub(r"^([\w.]+=[^,\[]+,[^,]+),.*", r"\1", a) for a in kept]  # of the values of a sweep, two
+    most = "" if "sweep=" in str(kept) or "precision=bf16" in str(kept) else ",[^,]+"  # of a list's values: one, or two
+    kept = [re.sub(rf"^((?:seed|algorithm)=[^,]+{most}),.*", r"\1", a) for a in kept]
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
     if "profile" in given:
