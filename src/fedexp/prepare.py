@@ -215,9 +215,9 @@ def require_room(make: Callable[[], torch.nn.Module]) -> None:
     try:
         with torch.device("meta"):
             size = sum(value.numel() * value.element_size() for value in make().state_dict().values())
-    except RuntimeError as error:
+    except Exception as error:
         if "overflow" not in str(error):
-            return  # a model that cannot be made without memory: it will say itself what is wrong
+            return  # it cannot be made without memory, or at all: then making it in earnest says why
         size = 2**63
     if size > (free := free_memory()):
         raise ConfigError(f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free")
