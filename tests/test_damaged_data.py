@@ -80,7 +80,7 @@ GOOD_LABELS = idx_bytes(np.array([0, 1, 9], np.uint8))
     [
         *(b"", b"\0\0\x08", b"\x01" + GOOD_LABELS[1:], b"\0\0\x0d" + GOOD_LABELS[3:], GOOD_LABELS[:-1]),
         *(GOOD_LABELS + b"\0", idx_bytes(np.zeros((3, 1), np.uint8)), b"\0\0\x08\x01\xff\xff\xff\xff\0\0\0"),
-        gzip.compress(GOOD_LABELS),
+        gzip.compress(GOOD_LABELS, mtime=0),
     ],
 )
 def test_labels(content):
