@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(PYTHONPATH=\. fedexp .*?)\n```$", re.MULTILINE)
 # Small, and the same for every run, so that runs can be compared.
+pytestmark = pytest.mark.slow  # each command is a process of its own
 SMALL = ["tracker=none", "figures=false", "rounds=2", "local.epochs=1", "hardware=cpu", "min_size=1"]
 SMALL += ["hardware.engine=sequential", "hardware.threads=1"]
 

@@ -108,6 +108,7 @@ def test_what_is_another_protocol():
     assert protocol_of(sweep, [*same, "rounds=5", "+local.lr=1"]) == ["rounds=5", "+local.lr=1"]
 
 
+@pytest.mark.slow  # composes 35 configurations
 def test_experiments_say_all_of_their_protocol():
     """A setting of a paper does not hang on the defaults, which may change."""
     for name in list_options("experiment", [CONF]):

@@ -56,6 +56,7 @@ def rounds_in(directory: Path) -> int:
     return torch.load(directory / "checkpoint/latest.pt", weights_only=True)["round"]
 
 
+@pytest.mark.slow
 def test_interrupted_then_killed_it_goes_on_to_the_same_result(start, fedexp, tmp_path):
     """SIGTERM saves and says how to go on; a kill leaves rows after the checkpoint, the last half written."""
     run = tmp_path / "run"
