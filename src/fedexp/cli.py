@@ -262,7 +262,7 @@ def run_job(config: Any) -> int:
             record_failure(job, str(error), BAD_INPUT)
         else:
             remove_hydras(directory, hydra_config)
-            remove_if_empty(directory)
+            remove_if_empty(directory, Path(hydra_config.runtime.cwd))
         return say(str(error))
     except KeyboardInterrupt:
         if kept(directory) is not None:
@@ -358,12 +358,11 @@ def remove_hydras(directory: Path, hydra_config: Any) -> None:
         if path.suffix != ".log" or (path.exists() and not path.stat().st_size):
             path.unlink(missing_ok=True)
     if subdirectory:
-        remove_if_empty(directory / subdirectory)
+        remove_if_empty(directory / subdirectory, directory)
 
 
-def remove_if_empty(directory: Path) -> None:
-    """Takes back the directories that Hydra made for a run that never began; of parents only those below here."""
-    here = Path.cwd()
+def remove_if_empty(directory: Path, here: Path) -> None:
+    """Takes back the directories that Hydra made for a run that never began; of parents only those below `here`."""
     for candidate in (directory, *directory.parents):
         if candidate != directory and here not in candidate.parents:
             return

@@ -26,6 +26,7 @@ CASES = [
     ("model.hidden=[9223372036854775807]", ["model: its parameters take"]),
     ("rounds=0 hydra/job_logging=default", ["rounds=0"]),  # Hydra has made a log by then
     ("rounds=0 hydra.output_subdir=own", ["rounds=0"]),
+    ("rounds=0 hydra.job.chdir=true", ["rounds=0"]),
     ("algorithm=fedalign model=resnet18", ["algorithm=fedalign", "resnet56_bottleneck"]),
     ("algorithm=scaffold algorithm.divisor=step", ["algorithm.divisor=step", "nearest: 'steps'"]),
     ("algorithm=fednova algorithm.variant=ccvr_frosen", ["nearest: 'ccvr_frozen'"]),
