@@ -45,6 +45,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 PROGRAMS = ("fedexp", "python", "python3", "make", "pip", "torchrun", "srun", "wandb", "export", "PYTHONPATH=.")
 # What stands in a command for something that differs from user to user, and an example of it.
 EXAMPLES = {
+    "sweep=<name>": "sweep=fedntd_table1",
     "multirun/<sweep>": "multirun/fedntd_table1",
     "<run directory>": "run",
     "<file>": "run/partition.npz",
@@ -88,7 +89,19 @@ NOT_EXECUTED = {
     **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in ("joblib", "slurm", "ray", "dashboard")},
     "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
+    "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 "
+    "hydra.launcher.cpus_per_task=8 sweep=fedntd_table1": "needs Slurm",
+    "fedexp \\| head": "tests/e2e/test_run.py does it",
     "python -m fedexp.report": "its name only, in the list of changes",
+    "python -m fedexp.view": "its name only, in the list of changes",
+    "python -m fedexp.wandb_push": "its name only, in the list of changes",
+    "python -m fedexp.dashboard": "its name only, in the list of changes",
+    "python -m fedexp.wandb_push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "tests/e2e/test_wandb.py does it",
+    "python -m fedexp.dashboard team/fedexp": "needs an account",
+    **{
+        f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": "needs Ray"
+        for option in ("init.address=<head>:6379", "remote.num_gpus=0.5")
+    },
     "python -m build": "tests/test_packaging.py does it",
     "make test": CI,
     "make lint": CI,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import SMALL, SOURCE, assert_same_run
 from test_processes import rounds_in, wait_for_rounds
 
@@ -144,6 +145,12 @@ def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypat
     assert_same_run(run, tmp_path / "undisturbed")
 
 
+def fails_in(job: Path) -> str:
+    """What the job was told in algorithm.fails_in."""
+    told = yaml.safe_load((job / ".hydra" / "overrides.yaml").read_text())
+    return next(text.partition("=")[2] for text in told if text.startswith("algorithm.fails_in="))
+
+
 @pytest.mark.slow
 def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
     """A sweep of three: rank 1 fails, rank 0 fails, nothing fails."""
@@ -151,7 +158,10 @@ def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
     assert codes == [1, 0]
     assert quiet == ""
     assert "Traceback" not in said
-    jobs = sorted(path for path in (tmp_path / "multirun").glob("*/*") if path.is_dir())
+    jobs = sorted(
+        (path for path in (tmp_path / "multirun").glob("*/*") if path.is_dir()),
+        key=lambda job: ["'1'", "'0'", "nobody"].index(fails_in(job)),
+    )
     summaries = [json.loads((job / "summary.json").read_text()) for job in jobs]
     assert [summary["status"] for summary in summaries] == ["failed", "failed", "completed"]
     reports = [(job / "error.txt").read_text() for job in jobs[:2]]
