@@ -46,6 +46,7 @@ PROGRAMS = ("fedexp", "python", "python3", "make", "pip", "torchrun", "srun", "w
 # What stands in a command for something that differs from user to user, and an example of it.
 EXAMPLES = {
     "sweep=<name>": "sweep=fedntd_table1",
+    "hydra/launcher=<name>": "hydra/launcher=joblib",
     "multirun/<sweep>": "multirun/fedntd_table1",
     "<run directory>": "run",
     "<file>": "run/partition.npz",
@@ -96,7 +97,9 @@ NOT_EXECUTED = {
     "python -m fedexp.view": "its name only, in the list of changes",
     "python -m fedexp.wandb_push": "its name only, in the list of changes",
     "python -m fedexp.dashboard": "its name only, in the list of changes",
-    "python -m fedexp.wandb_push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "tests/e2e/test_wandb.py does it",
+    "python -m fedexp.wandb_push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": (
+        "tests/e2e/test_wandb.py does it"
+    ),
     "python -m fedexp.dashboard team/fedexp": "needs an account",
     **{
         f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": "needs Ray"
