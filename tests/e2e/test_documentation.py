@@ -101,6 +101,7 @@ NOT_EXECUTED = {
         "tests/e2e/test_wandb.py does it"
     ),
     "python -m fedexp.dashboard team/fedexp": "needs an account",
+    "python -m fedexp.reproduction": "needs the committed tables; tests/test_reproduction.py does it",
     **{
         f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": "needs Ray"
         for option in ("init.address=<head>:6379", "remote.num_gpus=0.5")
