@@ -22,3 +22,13 @@ def same_logging() -> Iterator[None]:
         kept = [handler for handler in handlers if not type(handler).__module__.startswith("_pytest")]
         logger.handlers[:] = pytests + kept
         logger.propagate, logger.level = propagate, level
+
+
+@pytest.fixture
+def fresh_processes() -> Iterator[None]:
+    """joblib keeps its processes for five minutes, with the environment and import path of the test that began them."""
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor().shutdown(wait=True)
+    yield
+    get_reusable_executor().shutdown(wait=True)

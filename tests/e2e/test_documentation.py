@@ -335,7 +335,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a page is one test
 @pytest.mark.parametrize("page", [page for page in WRITTEN if page != "faq.md"])
-def test_commands(page, fedexp, data, tmp_path, monkeypatch):
+def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
     """All of a page, one after the other in one directory."""
     monkeypatch.setenv("FEDEXP_DATA", str(data))
     (tmp_path / "photos").symlink_to(data / "photos")

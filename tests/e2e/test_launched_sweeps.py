@@ -42,7 +42,7 @@ def test_jobs_per_gpu_is_checked(fedexp, tmp_path):
 
 
 @pytest.fixture
-def sweep(fedexp, monkeypatch, tmp_path):
+def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
     """`sweep("joblib", ...)` in the directory multirun/joblib; its processes import what this one does."""
     (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "own/algorithm").mkdir(parents=True)
