@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from fedexp.arguments import config_directories
 from fedexp.build import build
-from fedexp.cli import config_directories
 from fedexp.explain import list_groups, list_options
 from fedexp.help import EXAMPLES, KNOBS, help_text
 

@@ -22,6 +22,7 @@ from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
 from fedexp.metrics.forgetting_metric import (
     All,
     BackwardTransfer,
+    Consistency,
     ForgettingDegree,
     ForgettingMetric,
     InOutLocal,
@@ -417,9 +418,18 @@ def test_in_out_local_object():
     assert InOutLocal().summary(history) == values
 
 
+def test_consistency_object():
+    # (0.9, 0.9), (0.5, 0.2), (0.8, 0.1), (0.6, 0.1): 0.63 / (0.9 sqrt(2) sqrt(0.29)), 0.42 / sqrt(0.29 * 0.65) and
+    # 0.49 / sqrt(0.65 * 0.37)
+    cosines = [0.7 / 0.58**0.5, 0.42 / 0.1885**0.5, 0.49 / 0.2405**0.5]
+    assert Consistency().round_values(hand_history()) == {"consistency": pytest.approx(cosines[-1], abs=1e-15)}
+    assert Consistency().summary(hand_history()) == {"consistency": pytest.approx(sum(cosines) / 3, abs=1e-15)}
+    assert not Consistency().needs_local
+
+
 def test_all_is_the_union_and_keys_do_not_depend_on_the_round():
     history, _ = make_history(4, absent=True)
-    members = (BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=1e-3), InOutLocal())
+    members = (BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=1e-3), InOutLocal(), Consistency())
     everything = All(xi=1e-3)
     assert everything.needs_local
     for method in ("round_values", "client_values", "summary"):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp import compare, files, layout
-from fedexp.cli import conf_directory
+from fedexp.arguments import conf_directory
 from fedexp.compare import WHERE, Run, load_jobs, load_runs
 from fedexp.errors import ConfigError
 from fedexp.figures.sweep import make_sweep_figures

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fedexp.cli import config_directories
+from fedexp.arguments import config_directories
 from fedexp.errors import ConfigError, require_choice
 from fedexp.explain import GLOBAL_OPTION, list_groups, list_options
 from fedexp.help import defaults

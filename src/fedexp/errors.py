@@ -1,10 +1,13 @@
 """Errors that a user can mend: shown as one message without a traceback, exit code 2."""
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes beside 0
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
@@ -21,6 +24,12 @@ class StorageError(OSError):
 
     def __str__(self) -> str:
         return f"{self.filename}: cannot be written ({self.strerror})"
+
+
+def say(message: str, code: int = BAD_INPUT) -> int:
+    """One message, for bad input unless another exit code is given, which is returned."""
+    print(f"fedexp: {message}", file=sys.stderr)
+    return code
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:

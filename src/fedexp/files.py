@@ -25,6 +25,11 @@ CHECKPOINT, PREVIOUS, CLIENT_STATES = "checkpoint/latest.pt", "checkpoint/previo
 ERROR = "error.txt"
 
 
+def shorten(path: Path) -> Path:
+    """Relative to the working directory where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
     """What the system says against writing a file, as StorageError."""

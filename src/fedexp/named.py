@@ -46,7 +46,7 @@ def node_of(name: str, folders: list[Path], key: str) -> Any:
 
 def search_path() -> list[Path]:
     """Directories with groups: those that Hydra searches, and fedexp's own."""
-    from fedexp.cli import conf_directory
+    from fedexp.arguments import conf_directory
 
     found = []
     if HydraConfig.initialized():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedexp import compare, layout
-from fedexp.cli import conf_directory
+from fedexp.arguments import conf_directory
 from fedexp.explain import list_options
 from fedexp.files import write_atomically
 from fedexp.sweep import Sweep, load_sweep

@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedexp.algorithms.contract import Needs
+from fedexp.arguments import conf_directory
 from fedexp.build import make_target
-from fedexp.cli import conf_directory
 
 HEAD = ("algorithm", "a client keeps", "the server keeps", "extra up / down", "extra data")
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {

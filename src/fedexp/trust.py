@@ -44,7 +44,7 @@ def foreign(values: Any) -> list[str]:
 
 def named_by(name: str) -> Path | None:
     """The yaml file in a directory of the user's that has this `_target_`; None where there is none."""
-    from fedexp.cli import conf_directory
+    from fedexp.arguments import conf_directory
 
     for folder in search_path():
         if folder.resolve() == conf_directory().resolve() or not folder.is_dir():

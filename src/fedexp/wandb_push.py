@@ -16,9 +16,10 @@ import pandas as pd
 import yaml
 
 from fedexp import files
-from fedexp.cli import BAD_INPUT, FAILED, conf_directory, log_to_console
-from fedexp.errors import ConfigError
+from fedexp.arguments import conf_directory
+from fedexp.errors import BAD_INPUT, FAILED, ConfigError
 from fedexp.replay import FinishedRun
+from fedexp.task import log_to_console
 from fedexp.trackers.base import RunInfo
 from fedexp.trackers.wandb_tracker import MODES, Wandb, WandbTracker
 

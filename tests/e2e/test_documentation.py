@@ -25,7 +25,7 @@ from helpers import SOURCE
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from fedexp import cli
+from fedexp.arguments import sort_out
 from fedexp.build import build
 from fedexp.errors import ConfigError
 from fedexp.explain import known_keys
@@ -196,7 +196,7 @@ def arguments_of(command: str) -> list[str] | None:
 
 def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
     """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its first ones."""
-    flags, lists, name, _ = cli.sort_out([a for a in arguments if not a.startswith("resume=")])
+    flags, lists, name, _ = sort_out([a for a in arguments if not a.startswith("resume=")])
     if {"--help", "--config-dir", "--shell-completion"} & set(flags):
         return
     for overrides in lists:

@@ -19,8 +19,9 @@ from kills import Tally, check_all
 
 from fedexp import checkpoint
 from fedexp.callbacks import failures
-from fedexp.cli import FAILED, failed
+from fedexp.errors import FAILED
 from fedexp.lock import LOCK, OWNER, occupied
+from fedexp.multirun import failed
 from fedexp.record import Recorder
 
 RUN = ("algorithm=scaffold", "rounds=4", *SMALL)

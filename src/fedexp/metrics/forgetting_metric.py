@@ -161,6 +161,21 @@ class InOutLocal(ForgettingMetric):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Consistency(ForgettingMetric):
+    """`consistency`: cosine of the class accuracies of this evaluated round and the one before (FedNTD Fig. 2b).
+
+    The summary holds the mean over all rounds.
+    """
+
+    def round_values(self, history: History) -> dict[str, float]:
+        values = forgetting.consistency(history.matrix)
+        return {"consistency": float(values[-1]) if values.size else float("nan")}
+
+    def summary(self, history: History) -> dict[str, float]:
+        return {"consistency": _mean(forgetting.consistency(history.matrix))}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Alignment(ForgettingMetric):
     """`alignment` in summary.json: the share of neurons that prefer the same class before and after the local training
     of the last round, and before and after that round (FedNTD Table 2; `fedexp.neurons`)."""
@@ -228,4 +243,4 @@ class All(Composite):
         self.parts()  # checks xi
 
     def parts(self) -> Sequence[ForgettingMetric]:
-        return BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=self.xi), InOutLocal()
+        return BackwardTransfer(), RoundDrop(local=True), ForgettingDegree(xi=self.xi), InOutLocal(), Consistency()

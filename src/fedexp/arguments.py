@@ -1,0 +1,113 @@
+"""The command line before Hydra reads it: flags, overrides, `sweep=`, `preview=`, `resume=`, directories."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from fedexp.errors import ConfigError
+
+
+def conf_directory() -> Path:
+    """conf/ inside the installed package, else the checkout's."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here / "conf", here.parents[1] / "conf"):
+        if (candidate / "config.yaml").exists():
+            return candidate
+    raise ConfigError(f"conf/config.yaml: not found beside {here} or in its checkout; install fedexp again")
+
+
+def config_directories(arguments: list[str]) -> list[Path]:
+    """The user's own groups (`--config-dir`)."""
+    found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
+    found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
+    return [Path(directory) for directory in found]
+
+
+class Asked(NamedTuple):
+    flags: list[str]
+    launches: list[list[str]]  # the overrides of each run of Hydra
+    sweep: str | None  # of conf/sweep
+    preview: bool  # nothing is to be run
+
+
+def sort_out(arguments: list[str]) -> Asked:
+    """Takes out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
+    from fedexp.sweep import launches, load_sweep
+
+    flags, overrides = split_flags(arguments)
+    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in ("sweep", "preview")}
+    own = [o for o in overrides if not o.startswith(("sweep=", "preview="))]
+    if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
+        raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
+    multirun = "--multirun" in flags or "-m" in flags
+    for key, values in asked.items():
+        if values and not multirun:
+            raise ConfigError(f"{key}={values[-1]}: goes with --multirun")
+    preview = asked["preview"][-1:]
+    if preview not in ([], ["true"], ["false"]):
+        raise ConfigError(f"preview={preview[0]}: must be true or false")
+    if not asked["sweep"]:
+        return Asked(flags, [own], None, preview == ["true"])
+    name, folders = asked["sweep"][-1], [*config_directories(arguments), conf_directory()]
+    if not any(o.startswith("hydra.sweep.dir=") for o in own):
+        own.append(f"hydra.sweep.dir=multirun/{name}")
+    return Asked(flags, launches(load_sweep(name, folders), own), name, preview == ["true"])
+
+
+def expand_resume(arguments: list[str]) -> list[str]:
+    """`resume=DIR` means: the overrides that DIR was started with, in DIR."""
+    given = [a.split("=", 1)[1] for a in arguments if a.startswith("resume=")]
+    if not given or given[-1] in ("null", ""):
+        return arguments
+    if "--multirun" in arguments or "-m" in arguments:
+        raise ConfigError("resume: goes with a single run, not with --multirun")
+    directory = Path(given[-1].strip("'\"")).expanduser().resolve()
+    stored = directory / ".hydra" / "overrides.yaml"
+    if not stored.exists():
+        raise ConfigError(f"resume={given[-1]}: not a run directory (no .hydra/overrides.yaml there)")
+    before = read_overrides(stored)
+    flags, now = split_flags(arguments)
+    later = [a for a in now if not a.startswith("resume=")]
+    # A later override of the same key replaces the stored one, so that check_resume can compare the two.
+    kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
+    path = str(directory).replace("\\", "\\\\").replace("'", "\\'")
+    return [*flags, *kept, *later, f"resume='{path}'", f"hydra.run.dir='{path}'"]
+
+
+def read_overrides(stored: Path) -> list[str]:
+    """What a run was started with. The directory may be somebody else's: it says what to run, not where Hydra finds
+    code and configuration."""
+    import yaml
+
+    try:
+        before = yaml.safe_load(stored.read_text(encoding="utf-8")) or []
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{stored}: cannot be read ({error})") from error
+    if not isinstance(before, list) or not all(isinstance(override, str) for override in before):
+        raise ConfigError(f"{stored}: must be a list of overrides")
+    if strange := [o for o in before if o.startswith("-") or key_of(o).startswith("hydra")]:
+        raise ConfigError(f"{stored}: {strange[0]} is not the override of a run")
+    return before
+
+
+# Hydra's flags that are followed by a value.
+WITH_VALUE = {
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+}
+
+
+def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(flags with their values, overrides), which users write in any order."""
+    flags, overrides, rest = [], [], iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        flags.append(argument)
+        if argument in WITH_VALUE:
+            flags += [value for value in [next(rest, None)] if value is not None]
+    return flags, overrides
+
+
+def key_of(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~")
