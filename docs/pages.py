@@ -15,6 +15,7 @@ from generated import DIRECTIVES, ROOT, algorithm_page, algorithms, slug, title
 HERE = Path(__file__).resolve().parent
 DIRECTIVE = re.compile(r"^::: ([\w-]+) ?(.*)$", re.MULTILINE)
 HEADING = re.compile(r"^(#+) (.*)$")
+TITLE = re.compile(r"\A(<!--[^>]*-->\s*)?# .*\n")  # with the note of a generated file
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 # Sections of README.md that have a page elsewhere, and those that are shown as parts of a page of this folder.
 SHOWN = {
@@ -126,9 +127,9 @@ def include(argument: str, page: str, level: int) -> str:
     name, _, anchor = argument.partition("#")
     text = (ROOT / name).read_text(encoding="utf-8")
     if not anchor:
-        body = re.sub(r"\A# .*\n", "", text)
+        body = TITLE.sub("", text)
     elif anchor == "introduction":  # what stands before the first section
-        body = re.sub(r"\A# .*\n", "", text).split("\n## ")[0]
+        body = TITLE.sub("", text).split("\n## ")[0]
     else:
         body = (sections(text, 2) | sections(text, 3))[anchor][1]
     return embedded(body.strip(), name, page, level)
