@@ -1,5 +1,6 @@
 """Every algorithm: one row buys the generic checks; then each loss against a formula of its own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -192,7 +193,17 @@ SHIPPED = [
     Row(FedPAC, live=dict(lambda_=1.0, head_lr=0.2, head_epochs=1), other=dict(head_epochs=2)),
 ]  # fmt: skip
 ROWS = [*SHIPPED, Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)), Row(SignDescent, live=dict(scale=0.5))]
-every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+FIRST = {row.cls: row for row in reversed(ROWS)}
+
+
+def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
+    """Parametrises over rows; of the rows of one algorithm the first is for `make test`."""
+    marks = {True: (), False: pytest.mark.slow}
+    params = [pytest.param(row, id=row.name, marks=marks[row is FIRST[row.cls]]) for row in ROWS if chosen(row)]
+    return pytest.mark.parametrize("row", params)
+
+
+every_row = rows()
 
 
 def train(engine, experiment, state, cohort=None, evaluate_local=False):
@@ -233,13 +244,13 @@ def test_engines_agree(row):
         advance(state, play_round(experiment, state))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.zero is not None], ids=lambda row: row.name)
+@rows(lambda row: row.zero is not None)
 def test_zero_limit_is_fedavg(row):
     expected = play(row.experiment(FedAvg())).server["params"]
     assert_equal(play(row.experiment(row.make(**row.zero))).server["params"], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.cls is not FedAvg], ids=lambda row: row.name)
+@rows(lambda row: row.cls is not FedAvg)
 def test_alive(row):
     """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
     result = flat(play(row.experiment()).server["params"])
@@ -265,7 +276,7 @@ def test_every_parameter_is_alive_in_some_row(cls):
     assert alive == names
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if not row.stops_gradient], ids=lambda row: row.name)
+@rows(lambda row: not row.stops_gradient)
 def test_objective_has_the_gradient_of_finite_differences(row):
     """Along random directions, in round 3, away from the start, where distillation and penalties are not flat."""
     experiment = row.experiment()

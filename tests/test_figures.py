@@ -152,6 +152,7 @@ def test_a_run_killed_before_its_first_round(tmp_path):
     assert [p.stem for p in make_figures(tmp_path)] == ["data_distribution"]
 
 
+@pytest.mark.slow
 def test_drawing_again_replaces_the_pictures(tmp_path):
     make_run(tmp_path)
     first = {p: p.read_bytes() for p in make_figures(tmp_path)}
@@ -456,6 +457,7 @@ def test_a_damaged_file_is_named(tmp_path, name):
         make_figures(tmp_path)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys):
     make_run(tmp_path, local=False)
     assert main([str(tmp_path)]) == 0

@@ -52,6 +52,7 @@ def test_the_stars_are_the_defaults():
     assert starred == {group: choices[group] for group in list_groups([CONF])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knob", KNOB.findall(KNOBS), ids="=".join)
 def test_every_knob_exists_and_takes_its_value(knob: tuple[str, str]):
     key, value = knob

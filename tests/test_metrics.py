@@ -488,4 +488,4 @@ def test_yaml_fits_its_class(option):
     OmegaConf.merge(OmegaConf.structured(cls), node)  # types and names fit
     assert cls(**node).__dict__ == node
     assert name == {"degree": "ForgettingDegree"}.get(option, option.title().replace("_", ""))
-    assert cls(**node).needs_local == (option not in ("alignment", "backward_transfer", "round_drop"))
+    assert cls(**node).needs_local == (option not in ("alignment", "backward_transfer", "consistency", "round_drop"))

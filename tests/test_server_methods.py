@@ -200,6 +200,7 @@ def test_fixed_point(algorithm, reaches):
     assert found < 1e-7 if reaches else found > 1e-4
 
 
+@pytest.mark.slow
 def test_scaffold_s_fixed_point_depends_on_how_variates_are_averaged():
     """Models are averaged with n_k in both cases: only the weights of the variates decide what is minimised."""
     sizes = (3, 7, 10, 12)

@@ -63,6 +63,7 @@ def test_a_run_finds_its_cell_again(name):
     assert cell_of(sweep, ["seed=2"]) is None
 
 
+@pytest.mark.slow
 @every_sweep
 def test_every_job_s_options_exist(name):
     """Each value of an axis composes and is valid; data are not loaded."""

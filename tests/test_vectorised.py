@@ -397,9 +397,19 @@ def recording(capture, *options):
     return engine
 
 
-@every_algorithm
-@pytest.mark.parametrize("capture", [Closures, Traces])
-@pytest.mark.parametrize("options", [(), (3,), (None, "unfold")], ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "capture", "options"),
+    [
+        pytest.param(
+            *(algorithm, capture, options),
+            id=f"{type(algorithm).__name__}-{capture.__name__}-{options}",
+            marks=() if isinstance(algorithm, EveryHook) and (capture is Traces or not options) else pytest.mark.slow,
+        )
+        for algorithm in ALGORITHMS
+        for capture in (Closures, Traces)
+        for options in ((), (3,), (None, "unfold"))
+    ],
+)
 def test_recorded_steps_are_the_steps(algorithm, capture, options):
     """Over rounds with other clients, learning rates and server states, which a recording must not have kept."""
     experiment = make_experiment(algorithm, model=DEEP if "unfold" in options else None)

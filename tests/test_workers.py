@@ -121,7 +121,7 @@ def test_no_descriptor_is_left_open():
 # --- engines (every algorithm on two workers: test_algorithms.py)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_number_of_workers_changes_no_bit(count):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -133,6 +133,7 @@ def test_the_number_of_workers_changes_no_bit(count):
     torch.testing.assert_close((actual.messages, actual.losses), (expected.messages, expected.losses), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_workers_can_vectorise_their_shares():
     expected = train(Sequential(), FedAvg())[1]
     actual = train(Workers(Vectorised(None), [PROCESS] * 2, share=True), FedAvg())[1]
@@ -192,6 +193,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, messages):
     assert f"(process {pid}) ended by signal 9 (SIGKILL" in line
 
 
+@pytest.mark.slow
 def test_a_client_that_kills_again_stops_the_run(tmp_path, messages):
     engine = Workers(Sequential(), [PROCESS], share=False)
     with pytest.raises(WorkerDied, match=r"round 1, training client \d+: worker 0 .* as did the one before it"):

@@ -82,6 +82,7 @@ NOT_EXECUTED = {
     ),
     'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1) MASTER_PORT=29500': "needs Slurm",
     "srun --kill-on-bad-exit=1 fedexp hardware.engine=distributed": "needs Slurm",
+    "export RAY_AUTH_MODE=token": "needs a Ray cluster",
     "wandb login": "needs an account",
     "wandb sync run/wandb/offline-run-": "needs an account",
     "python3 -m venv .venv && . .venv/bin/activate": CI,

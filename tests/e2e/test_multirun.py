@@ -83,6 +83,7 @@ def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
     assert not (bad / "rounds.csv").exists()
 
 
+@pytest.mark.slow
 def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
     pytest.importorskip("wandb")
     answer = fedexp("--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL)
@@ -119,6 +120,7 @@ def test_every_job_is_its_own_wandb_run(fedexp, tmp_path):
 SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
 
 
+@pytest.mark.slow
 def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
     """What is complete stays as it is; a seed that is added runs; a job that failed is tried again."""
     assert fedexp(*SWEEP, "seed=0,1").code == 0

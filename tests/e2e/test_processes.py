@@ -109,6 +109,7 @@ def test_workers_die_the_parent_dies_and_the_run_is_the_same(start, fedexp, tmp_
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 def test_interrupted_runs_leave_no_worker(start, tmp_path):
     process = start(*RUN, "hydra.run.dir=run", "hardware.engine=workers", "hardware.workers=1")
     wait_for_rounds(tmp_path / "run", 1, process)
@@ -121,6 +122,7 @@ def test_interrupted_runs_leave_no_worker(start, tmp_path):
     assert 1 <= rounds_in(tmp_path / "run") < 6
 
 
+@pytest.mark.slow
 def test_the_choice_is_made_and_said(fedexp, tmp_path):
     answer = fedexp(*SMALL, "rounds=1", "hardware.engine=auto", "hydra.run.dir=run")
     cores = len(os.sched_getaffinity(0))

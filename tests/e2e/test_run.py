@@ -154,6 +154,7 @@ def test_divergence_is_a_result(fedexp, tmp_path):
     assert (tmp_path / "run/figures/curves.png").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
     """As in `fedexp | head -1`."""
     command = [sys.executable, "-m", "fedexp", "rounds=2", "hydra.run.dir=run", "tracker=none", *SMALL]
@@ -165,6 +166,7 @@ def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_profile_of_the_second_round(fedexp, tmp_path):
     """One call of the fused optimizer for each local step of round 2, and nothing of the other rounds."""
     assert fedexp(*SMALL, "rounds=3", "profile=true", "hydra.run.dir=run").code == 0

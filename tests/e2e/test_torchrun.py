@@ -169,6 +169,7 @@ def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
     assert ["in rank 1:" in report for report in reports] == [True, False]
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_message(pair, tmp_path):
     codes, said = pair(*RUN, "alpha=-1").end()
     assert codes == [2, 0]

@@ -180,8 +180,8 @@ def slow_disk(pipe: Path):
 REFERENCE: dict[str, pd.DataFrame] = {}
 CSV = ("rounds.csv", "class_accuracy.csv", "clients.csv")
 SERVERS = {"unreachable": None, "invalid key": 401, "slow server": None}
-FAULTS = ["invalid key", "slow disk"]
-SLOW_FAULTS = ["unreachable", "slow server", "killed", "stopped", "no place"]
+FAULTS = ["invalid key"]
+SLOW_FAULTS = ["slow disk", "unreachable", "slow server", "killed", "stopped", "no place"]
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(fault, marks=pytest.mark.slow) for fault in SLOW_FAULTS)])
