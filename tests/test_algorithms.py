@@ -204,6 +204,13 @@ def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorat
 
 
 every_row = rows()
+every_engine = pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(engine, id=name, marks=() if name in ("sequential", "vectorised") else pytest.mark.slow)
+        for name, engine in ENGINES.items()
+    ],
+)
 
 
 def train(engine, experiment, state, cohort=None, evaluate_local=False):
@@ -235,7 +242,7 @@ def test_engines_agree(row):
     """Messages, states, losses, local accuracies: ragged clients with momentum, weight decay and augmentation."""
     experiment = row.experiment()
     state = experiment.initial_state()
-    for _ in range(3):
+    for _ in range(2):
         reference, *others = [train(engine, experiment, state, evaluate_local=True) for engine in ENGINES.values()]
         for other in others:
             for name in ("messages", "states", "losses"):
@@ -310,7 +317,7 @@ def test_objective_has_the_gradient_of_finite_differences(row):
         assert check(lambda p: algorithm.penalty(net, p, ctx)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every_engine
 @every_row
 def test_hooks_are_pure(row, engine):
     """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen network."""
@@ -341,7 +348,7 @@ def test_hooks_are_pure(row, engine):
     assert_equal(trained.messages, messages)
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every_engine
 @every_row
 def test_cohort_order_does_not_matter(row, engine):
     """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by position."""
@@ -396,7 +403,11 @@ def tables(directory):
 
 
 @pytest.mark.parametrize(
-    ("error", "interval"), [(KeyboardInterrupt, 1), (RuntimeError, 2)], ids=["interrupt", "crash between checkpoints"]
+    ("error", "interval"),
+    [
+        pytest.param(KeyboardInterrupt, 1, id="interrupt", marks=pytest.mark.slow),
+        pytest.param(RuntimeError, 2, id="crash between checkpoints"),
+    ],
 )
 @pytest.mark.parametrize("row", {row.cls: row for row in ROWS}.values(), ids=lambda row: row.cls.__name__)
 def test_resume_equals_no_resume(row, error, interval, tmp_path):

@@ -20,7 +20,11 @@ from fedexp.explain import known_keys, list_groups, list_options
 from world import CONF, composed
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
-OPTIONS = [(group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])]
+OPTIONS = {group: list_options(group, [CONF]) for group in list_groups([CONF])}
+TOGETHER = [  # an option of every group, until each has been had
+    {group: options[i % len(options)] for group, options in OPTIONS.items()}
+    for i in range(max(map(len, OPTIONS.values())))
+]
 NEEDED = {"file": ["partition.path=parts.json"]}  # options that are incomplete by themselves
 
 
@@ -31,6 +35,11 @@ def errors_of(*overrides: str) -> list[str]:
     return str(error.value).splitlines()
 
 
+def together(chosen: dict[str, str]) -> Any:
+    needed = [override for option in chosen.values() for override in NEEDED.get(option, [])]
+    return composed(*(f"{group}={option}" for group, option in chosen.items()), *needed)
+
+
 # --- every option
 
 
@@ -38,13 +47,12 @@ def test_groups_of_conf_are_those_that_are_built():
     assert tuple(list_groups([CONF])) == GROUPS
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
-def test_every_option_composes_and_builds(group, option):
-    config = composed(f"{group}={option}", *NEEDED.get(option, []))
-    built = build(config)
-    expected = find_class(config[group]["_target_"], group)
-    assert type(built.groups[group]) is expected
-    assert all(built.groups[other] is not None for other in GROUPS)
+@pytest.mark.parametrize("chosen", TOGETHER, ids=lambda chosen: chosen["algorithm"])
+def test_every_option_composes_and_builds(chosen):
+    built = build(config := together(chosen))
+    assert built.groups.keys() == chosen.keys()
+    for group in chosen:
+        assert type(built.groups[group]) is find_class(config[group]["_target_"], group)
 
 
 @pytest.mark.parametrize("option", list_options("model", [CONF]))
@@ -71,9 +79,8 @@ def test_every_key_of_a_composed_configuration_is_in_the_surface():
         found = {prefix + name for name in node}
         return found.union(*(keys(v, f"{prefix}{k}.") for k, v in node.items() if isinstance(v, dict)))
 
-    for group, option in OPTIONS:
-        config = OmegaConf.to_container(composed(f"{group}={option}", *NEEDED.get(option, [])))
-        assert keys(config) <= known, (group, option)
+    for chosen in TOGETHER:
+        assert keys(OmegaConf.to_container(together(chosen))) <= known, chosen
 
 
 # --- values that reach the objects

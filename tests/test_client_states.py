@@ -8,6 +8,9 @@ import torch
 from fedexp import client_states, tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import Needs
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.flashback import Flashback
+from fedexp.algorithms.scaffold import Scaffold
 from fedexp.client_states import ClientStates, choose_place, size_of
 from fedexp.models.resnet import BottleneckResNet
 from fedexp.requirements import table
@@ -139,7 +142,13 @@ def test_the_readme_s_table_is_current():
 # --- models with running statistics
 
 
-@pytest.mark.parametrize("row", {row.cls: row for row in SHIPPED}.values(), ids=lambda row: row.cls.__name__)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=cls.__name__, marks=() if cls in (FedNTD, Scaffold, Flashback) else pytest.mark.slow)
+        for cls, row in {row.cls: row for row in SHIPPED}.items()
+    ],
+)
 def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
     """On the sequential and the worker engine, to the same result; running statistics move and are averaged."""
     staged = row.cls.__name__ == "FedAlign"

@@ -140,7 +140,11 @@ def test_adam_is_torch_s():
 PAC, REG = FedPAC(lambda_=1.0, head_lr=0.02, head_epochs=1), FedReg(gamma=0.5, eta_s=0.1, eta_ratio=0.5, ascent=1)
 
 
-@pytest.mark.parametrize("algorithm", [NTD, SameStep(), PAC, REG], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "algorithm",
+    [NTD, *(pytest.param(each, marks=pytest.mark.slow) for each in (SameStep(), PAC, REG))],
+    ids=lambda a: type(a).__name__,
+)
 def test_engines_agree_with_adam(algorithm):
     experiment = make_experiment(algorithm, ADAM)
     state = play(experiment, 1)

@@ -109,7 +109,7 @@ def map_array(figure):
     [
         {},
         {"rounds": 12, "classes": 100, "clients": 60, "interval": 5},
-        {"rounds": 1, "classes": 2, "clients": 1},
+        pytest.param({"rounds": 1, "classes": 2, "clients": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_every_picture_is_written(tmp_path, shape):
@@ -129,9 +129,9 @@ def test_every_picture_is_written(tmp_path, shape):
 @pytest.mark.parametrize(
     ("missing", "left"),
     [
-        (["local_class_accuracy.npz"], ALL - {"local_round"}),
-        (["config.yaml", "summary.json"], ALL),
-        (["rounds.csv"], ALL - {"curves", "loss"}),
+        pytest.param(["local_class_accuracy.npz"], ALL - {"local_round"}, marks=pytest.mark.slow),
+        pytest.param(["config.yaml", "summary.json"], ALL, marks=pytest.mark.slow),
+        pytest.param(["rounds.csv"], ALL - {"curves", "loss"}, marks=pytest.mark.slow),
         (["class_accuracy.csv"], {"curves", "loss", "data_distribution"}),
         (["partition.npz"], {"curves", "loss"}),
         (["rounds.csv", "class_accuracy.csv", "partition.npz"], set()),

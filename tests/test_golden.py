@@ -75,7 +75,14 @@ def _threads():
 
 
 # The vectorised engine once: test_algorithms.py compares the engines for every algorithm.
-@pytest.mark.parametrize(("name", "engine"), [*((name, "sequential") for name in RUNS), ("fedntd", "vectorised")])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("fedavg", "sequential"),
+        ("fedntd", "vectorised"),
+        *(pytest.param(name, "sequential", marks=pytest.mark.slow) for name in RUNS if name != "fedavg"),
+    ],
+)
 def test_golden_trajectory(name, engine):
     """Accuracies exactly; losses to 1e-9, which leaves room for another order of summation, not for another method."""
     actual, expected = compute(name, f"hardware.engine={engine}"), read(name)

@@ -189,9 +189,9 @@ def distances(algorithm, sizes, *weights):
 @pytest.mark.parametrize(
     ("algorithm", "reaches"),
     [
-        (FedAvg(), False),
+        pytest.param(FedAvg(), False, marks=pytest.mark.slow),
         (Scaffold(divisor="steps", variates="uniform"), True),
-        (FedDyn(alpha=0.5, clip=0.0, per_client_alpha=False), True),
+        pytest.param(FedDyn(alpha=0.5, clip=0.0, per_client_alpha=False), True, marks=pytest.mark.slow),
     ],
     ids=lambda value: type(value).__name__,
 )

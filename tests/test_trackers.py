@@ -168,6 +168,7 @@ def test_failing_log_does_not_stop_the_run(tmp_path, caplog):
     assert "wandb sync" in warning
 
 
+@pytest.mark.slow
 def test_hanging_finish_is_given_up(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
     tracker = make_config(mode="offline", finish_timeout=0.5).create()
@@ -194,7 +195,7 @@ def test_background_process_that_dies_is_one_warning(tmp_path, caplog):
     assert len(warnings(caplog)) == 1
 
 
-@pytest.mark.parametrize("server", ["refuses", "never answers"])
+@pytest.mark.parametrize("server", ["refuses", pytest.param("never answers", marks=pytest.mark.slow)])
 def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monkeypatch, server):
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from forks import Forked, ForkServer
+from hydra._internal.hydra import Hydra
 
 from fedexp import cli
 
@@ -27,6 +28,9 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FEDEXP_DATA", str(tmp_path / "no data"))
+    # Hydra composes everything a first time only to look for `hydra.mode`; None: as the flags say. Processes of their
+    # own do without.
+    monkeypatch.setattr(Hydra, "get_mode", lambda *args, **kwargs: None)
     logger = logging.getLogger("fedexp")
     before = list(logger.handlers), logger.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

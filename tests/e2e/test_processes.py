@@ -135,6 +135,7 @@ def test_the_choice_is_made_and_said(fedexp, tmp_path):
 SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", "seed=0,1", "tracker=none", *SMALL)
 
 
+@pytest.mark.slow
 def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
     """The second one passes over what the first one, which is held up, is working on, and says who that is."""
     sweep = tmp_path / "multirun/again"
