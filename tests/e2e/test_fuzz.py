@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import urllib.error
 import urllib.request
 import warnings
@@ -18,8 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzzing import IMAGES, TEXTS, Case, cases, source_files
-from hydra._internal.hydra import Hydra
-from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image
 
@@ -59,13 +56,6 @@ def run_case(fedexp, data, tmp_path, monkeypatch) -> Iterator[Callable[[Case], s
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     before = {number: signal.signal(number, too_long) for number in (signal.SIGALRM, signal.SIGPROF)}
-    get_mode = Hydra.get_mode
-
-    def quicker(self, config_name, overrides):  # which composes everything once more
-        plain = not any(argument.startswith(("-", "hydra", "+", "~")) for argument in sys.argv[1:])
-        return RunMode.RUN if plain else get_mode(self, config_name, overrides)
-
-    monkeypatch.setattr(Hydra, "get_mode", quicker)
 
     def call(case: Case) -> str:
         directory = tmp_path / "case"
