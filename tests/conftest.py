@@ -11,6 +11,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True)
+def no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk takes most of the time of some tests, and only a machine that goes down would show it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """The command line and Hydra set up logging; left so, a later test in the same process would find more on stderr,
     or a stream that is closed."""

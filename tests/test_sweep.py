@@ -163,6 +163,7 @@ def test_repetitions_with_other_seeds_are_one_group():
     assert len({group(override) for override in ("seed=0", "alpha=0.2", "local.lr=0.02", "rounds=31")}) == 4
 
 
+@pytest.mark.slow
 def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys):
     """One job made, one interrupted, one new: what preview=true shows; nothing is run."""
     monkeypatch.chdir(tmp_path)

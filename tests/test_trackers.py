@@ -217,6 +217,7 @@ def test_unreachable_server_falls_back_to_offline(tmp_path, caplog, capfd, monke
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_no_key_no_question(tmp_path):
     """In a process of its own with a terminal for wandb to ask in: it does not; only `online` is worth a warning."""
     pty = pytest.importorskip("pty")

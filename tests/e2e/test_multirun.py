@@ -27,6 +27,7 @@ def failed(tmp_path: Path) -> list[Path]:
     return sorted(path.parent for path in (tmp_path / "multirun").glob("*/digits_*/error.txt"))
 
 
+@pytest.mark.slow
 def test_every_job_is_complete_and_equals_a_single_run(fedexp, tmp_path):
     answer = fedexp("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
     assert answer.code == 0, answer.err

@@ -75,6 +75,7 @@ def examples_per_class() -> np.ndarray:
     return np.bincount(train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[1])
 
 
+@pytest.mark.slow
 def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
     """And summary.json says what had to be equal for that."""
     said = {}
@@ -93,6 +94,7 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
     assert said["a"]["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_algorithms_see_the_same_partition_and_cohorts(fedexp, tmp_path):
     for name in ("fedavg", "fedprox", "fedntd"):
         assert fedexp(f"algorithm={name}", "rounds=2", f"hydra.run.dir={name}", *SMALL).code == 0
