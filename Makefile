@@ -36,7 +36,7 @@ test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
 test-gpu: $(STAMP) ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-test-slow: $(STAMP) ## torchrun, Chromium; the wheel in a clean environment (needs a package index)
+test-slow: $(STAMP) ## variants, torchrun, Chromium; the wheel in a clean environment (needs a package index)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-faults: $(STAMP) ## kill -9, 50 times, on every engine (ten minutes); make test-faults ARGS="--seed 1"

@@ -404,7 +404,7 @@ def recording(capture, *options):
             *(algorithm, capture, options),
             id=f"{type(algorithm).__name__}-{capture.__name__}-{options}",
             marks=()
-            if isinstance(algorithm, EveryHook) and capture is Traces and len(options) != 1
+            if isinstance(algorithm, EveryHook) and capture is Traces and len(options) == 2
             else pytest.mark.slow,
         )
         for algorithm in ALGORITHMS
