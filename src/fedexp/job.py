@@ -1,36 +1,31 @@
 """One run from its configuration to its finished directory; imported late, since it brings torch with it."""
 
-import json
 import logging
-import platform
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from omegaconf import DictConfig
 
-import fedexp
 from fedexp import checkpoint, files, gpus, tree
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
-from fedexp.figures import make_figures
 from fedexp.hardware import Resolved
-from fedexp.identity import content_hash, essential
+from fedexp.identity import essential
 from fedexp.launchers import Place
 from fedexp.lock import occupied
 from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
 from fedexp.prepare import Prepared, prepare
+from fedexp.provenance import environment
 from fedexp.record import Recorder
 from fedexp.replay import final_tables
+from fedexp.results import finished_summary, result_files, write_results
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
@@ -313,86 +308,3 @@ def identity(job: Job, built: Built) -> dict[str, Any]:
         "seeds": vars(built.seeds),
         "sweep": job.sweep,
     }
-
-
-def environment(container: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
-    """With what the numbers were made; under `determinism`, all that would have to be equal, beside the data, for them
-    to come out the same to the last bit."""
-    made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
-    decisive = {"config": content_hash(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
-    decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
-    return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
-
-
-# Packages that take part in the numbers, from decoded images to solved linear programs.
-NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """Of fedexp, Python and those packages that are installed."""
-    found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found | {"torch": str(torch.__version__)}  # with the build, such as +cpu
-
-
-def commit() -> str | None:
-    """The git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local changes."""
-    source = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=source, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) != source.parents[1]:
-            return None  # some other project's checkout holds the environment that fedexp is installed in
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def write_results(directory: Path, state: State, summary: dict[str, Any], figures: bool) -> list[Path]:
-    """summary.json last: a run that has one is complete, whenever it was killed."""
-    if state.history.local_rounds:
-        state.history.save_local(directory / files.LOCAL)
-    pictures = draw(directory, summary) if figures else []
-    files.write_json(directory / files.SUMMARY, summary)
-    return pictures
-
-
-def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
-    """A picture that fails does not lose a run."""
-    try:
-        return make_figures(directory, summary)
-    except OSError as error:
-        log.warning("the figures cannot be written (%s)", error.strerror)
-    except Exception:
-        log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
-    return []
-
-
-def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run that has come to its end; None where there is more to do."""
-    try:
-        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    ended = isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
-    return summary if ended else None
-
-
-def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
-    names = (
-        files.SUMMARY,
-        files.ROUNDS,
-        files.CLASSES,
-        files.TASKS,
-        files.CLIENTS,
-        files.LOCAL,
-        files.PARTITION,
-        files.CONFIG,
-    )
-    return [directory / name for name in names if (directory / name).exists()] + list(pictures)

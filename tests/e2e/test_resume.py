@@ -46,7 +46,7 @@ def test_a_run_that_died_over_its_figures_is_not_complete(fedexp, tmp_path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedexp.job.make_figures", die)
+        patched.setattr("fedexp.results.make_figures", die)
         assert fedexp(*figures).code == 130
     assert not (tmp_path / "run/summary.json").exists()
     answer = fedexp("resume=run")
