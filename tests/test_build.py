@@ -170,6 +170,8 @@ def test_dataset_brings_its_protocol():
             "local.epochs=1000000000000000000000: must be an integer of at most 64 bits",
         ),
         (["model.hidden=[1,9223372036854775808]"], "model.hidden=[1, 9223372036854775808]: must be a list of values"),
+        (["surrogate.options=5"], "surrogate.options=5: must be values by name, such as {root: photos}"),
+        (["surrogate.dataset=digits", "surrogate.options=5"], "surrogate.options=5: must be values by name"),
         (["surrogate.dataset=3"], "surrogate.dataset=3: must be the name of a data set, or null"),
         (["scenario=domain_incremental", "scenario.domains=[3]"], "scenario.domains=[3]: must be names of data sets"),
         (["seeds.sampling=-1"], "seeds.sampling (default: seed)=-1: must be an integer of at least 0"),

@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from fedexp.errors import ConfigError
+from fedexp.errors import ConfigError, nearest
 
 
 def conf_directory() -> Path:
@@ -32,6 +32,7 @@ class Asked(NamedTuple):
 
 def sort_out(arguments: list[str]) -> Asked:
     """Takes out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
+    from fedexp.explain import ONE_OPTION, list_groups
     from fedexp.sweep import launches, load_sweep
 
     flags, overrides = split_flags(arguments)
@@ -39,6 +40,9 @@ def sort_out(arguments: list[str]) -> Asked:
     own = [o for o in overrides if not o.startswith(("sweep=", "preview="))]
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
         raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
+    folders = [*config_directories(arguments), conf_directory()]
+    if lists := [o for o in own if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)]:
+        raise ConfigError(f"{lists[0]}: {ONE_OPTION}; groups: {', '.join(list_groups(folders))}")
     multirun = "--multirun" in flags or "-m" in flags
     for key, values in asked.items():
         if values and not multirun:
@@ -48,7 +52,7 @@ def sort_out(arguments: list[str]) -> Asked:
         raise ConfigError(f"preview={preview[0]}: must be true or false")
     if not asked["sweep"]:
         return Asked(flags, [own], None, preview == ["true"])
-    name, folders = asked["sweep"][-1], [*config_directories(arguments), conf_directory()]
+    name = asked["sweep"][-1]
     if not any(o.startswith("hydra.sweep.dir=") for o in own):
         own.append(f"hydra.sweep.dir=multirun/{name}")
     return Asked(flags, launches(load_sweep(name, folders), own), name, preview == ["true"])
@@ -95,9 +99,14 @@ WITH_VALUE = {
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
 }
 
+FLAGS = WITH_VALUE | {
+    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--info", "-i"),
+    *("--shell-completion", "-sc", "--experimental-rerun"),
+}
+
 
 def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(flags with their values, overrides), which users write in any order."""
+    """(flags with their values, overrides), which users write in any order. Raises ConfigError for an unknown flag."""
     flags, overrides, rest = [], [], iter(arguments)
     for argument in rest:
         if not argument.startswith("-"):
@@ -106,6 +115,9 @@ def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
         flags.append(argument)
         if argument in WITH_VALUE:
             flags += [value for value in [next(rest, None)] if value is not None]
+    for flag in (flag.split("=")[0] for flag in flags if flag.startswith("-")):
+        if not any(flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS):
+            raise ConfigError(f"{flag}: no such flag{nearest(flag, FLAGS)}; `fedexp --hydra-help` lists them")
     return flags, overrides
 
 

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.data.surrogate import Surrogate
 from fedexp.errors import ConfigError, collecting, nearest
-from fedexp.named import with_named_datasets
+from fedexp.named import OPTIONS, with_named_datasets
 from fedexp.settings import LocalTraining, Public, Seeds, Settings
 from fedexp.trust import require_trusted
 
@@ -182,6 +182,8 @@ def describe(annotation: Any) -> str:
     optional = type(None) in parts
     names = [describe(part) for part in parts if part is not type(None)]
     origin = getattr(annotation, "__origin__", None)
+    if origin is dict:
+        return OPTIONS
     if origin in (list, tuple):
         return f"a list of values that are each {names[0]}"
     text = " or ".join(names) or str(annotation)

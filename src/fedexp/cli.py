@@ -4,10 +4,12 @@ Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 inte
 torch is imported by `fedexp.job`, which is imported late, so that help and `--cfg job` answer at once.
 """
 
+import io
 import os
 import signal
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from typing import Any
 
 from fedexp.arguments import conf_directory, config_directories, expand_resume, sort_out
@@ -86,10 +88,13 @@ def run_hydra(arguments: list[str]) -> int:
         for overrides in asked.launches:
             check_installed(overrides)
             sys.argv = [sys.argv[0], *asked.flags, *overrides]
-            hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
+            with words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
+                hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
         for sweep in dict.fromkeys(ended):
             show_report(sweep, asked.sweep, figures="figures=false" not in arguments)
             outcomes += failed(sweep, begun[sweep])  # launchers may have used other processes
+    except ConfigError:
+        raise
     except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError, RecursionError) as error:
         return say(explain(error, conf_directory(), config_directories(arguments)))  # a job's own errors end in run_job
     except Exception as error:
@@ -101,6 +106,21 @@ def run_hydra(arguments: list[str]) -> int:
             return say(f"{error.filename}: cannot be written ({error.strerror})")
         raise
     return max(outcomes, default=0)
+
+
+@contextmanager
+def words_of_hydra(shown: Collection[str]) -> Iterator[None]:
+    """Where a configuration is only shown, what Hydra says before it exits by itself (of a `--package` that is not
+    there) becomes one message of ours."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said) if shown else nullcontext():
+            yield
+    except SystemExit as stop:
+        if not shown or not stop.code:
+            raise
+        raise ConfigError(said.getvalue().strip()) from stop
+    print(said.getvalue(), end="", file=sys.stderr)
 
 
 def interrupt(number: int, frame: Any) -> None:

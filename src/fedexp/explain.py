@@ -9,6 +9,7 @@ import yaml
 from fedexp.errors import nearest
 
 PRESETS = ("experiment", "launcher", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
+ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
@@ -33,8 +34,7 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
         return unknown_key(found.group(2), conf, extra)
     if text.startswith("Config group override must be a string"):
-        groups = ", ".join(list_groups([conf, *extra]))
-        return f"a group takes the name of one of its options, such as algorithm=fedntd; groups: {groups}"
+        return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
     if override := getattr(error, "override", None):
         return f"{override}: not of the form key=value ({text.splitlines()[0]})"
     cause = error.__cause__ or error.__context__

@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from fedexp.errors import ConfigError, nearest
 from fedexp.explain import list_options
 
+OPTIONS = "values by name, such as {root: photos}"
+
 
 def with_named_datasets(config: DictConfig) -> DictConfig:
     """A copy of the configuration with the nodes of these data sets in place of their names."""
@@ -26,7 +28,9 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
         nodes = [node_of(name, folders, "scenario.domains") if isinstance(name, str) else name for name in domains]
         config.scenario.domains = nodes
     if isinstance(surrogate, str):
-        node, options = node_of(surrogate, folders, "surrogate.dataset"), config.surrogate.get("options") or {}
+        node, options = node_of(surrogate, folders, "surrogate.dataset"), config.surrogate.get("options", {})
+        if not isinstance(options, DictConfig | dict):
+            raise ConfigError(f"surrogate.options={options}: must be {OPTIONS}")
         if unknown := options.keys() - node.keys():
             name = min(unknown)
             raise ConfigError(f"surrogate.options.{name}: {surrogate} has no such value{nearest(name, node)}")
