@@ -10,6 +10,7 @@ from fedexp.errors import nearest
 
 PRESETS = ("experiment", "launcher", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
 ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
+INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
@@ -36,11 +37,20 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     if text.startswith("Config group override must be a string"):
         return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
     if override := getattr(error, "override", None):
-        return f"{override}: not of the form key=value ({text.splitlines()[0]})"
+        return f"{override}: not of the form key=value{in_words(override, text.splitlines()[0])}"
     cause = error.__cause__ or error.__context__
     lines = [line.strip() for line in [*text.splitlines(), *str(cause or "").splitlines()] if line.strip()]
     unique = [line for line in dict.fromkeys(lines) if not line.startswith(("See https", "Set the env", "object_type"))]
-    return "; ".join(unique[:3])
+    return "; ".join(INTERPOLATION.sub("", line) for line in unique[:3])
+
+
+def in_words(override: str, problem: str) -> str:
+    """What is wrong with an argument that Hydra's parser cannot read; of its own words those that a user can read."""
+    if "=" not in override:
+        return ""
+    if re.search("LexerNoViableAlt|no viable alternative|mismatched input|Error parsing", problem):
+        return " (a bracket or quote is open, or a character needs quotes, as in 'key=\"a;b\"')"
+    return f" ({problem})"
 
 
 def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:

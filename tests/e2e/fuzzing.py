@@ -16,6 +16,7 @@ import numpy as np
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from fedexp.algorithms.contract import Needs
 from fedexp.build import build, find_class
 from fedexp.errors import ConfigError
 from fedexp.explain import GLOBAL_OPTION, list_groups, list_options
@@ -133,6 +134,19 @@ def walk(node: Any, prefix: str) -> dict[str, Any]:
 
 
 @cache
+def needs_of(algorithm: str) -> Needs:
+    return build(composed(f"algorithm={algorithm}")).groups["algorithm"].needs
+
+
+@cache
+def printed(key: str) -> tuple[str, ...]:
+    """The values that conf/ itself gives a key: good ones, mostly."""
+    owners = [top_level(), *(defaults_of(group, option) for group in GROUPS for option in list_options(group, [CONF]))]
+    found = [owner[key] for owner in owners if key in owner]
+    return tuple(dict.fromkeys(spell(value) for value in found if value is not None and "???" not in spell(value)))
+
+
+@cache
 def choices(group: str, option: str, key: str) -> tuple[str, ...]:
     """The values that the message to a wrong one names."""
     try:
@@ -164,7 +178,9 @@ def values(draw: Any, key: str, default: Any, known: tuple[str, ...]) -> str:
         return draw(st.sampled_from(["1", "2", "0", "-1", "null", "a", "1.5", "[1]", "true", "${nothing}", "???"]))
     if key.endswith("data_dir") or key == "dataset.root":
         return draw(st.sampled_from(["nowhere", IMAGES, TEXTS, "3", "null", "[a]", "''", "../x"]))
-    kinds = ["odd"]
+    kinds = ["odd"] * 2
+    if given := printed(key):
+        kinds += ["printed"]
     if known:
         kinds += ["known"] * 2
     if isinstance(default, bool):
@@ -174,6 +190,8 @@ def values(draw: Any, key: str, default: Any, known: tuple[str, ...]) -> str:
     elif isinstance(default, list) and default:
         kinds += ["list"]
     kind = draw(st.sampled_from(kinds))
+    if kind == "printed":
+        return draw(st.sampled_from(given))
     if kind == "known":
         return draw(st.sampled_from(known))
     if kind == "bool":
@@ -205,7 +223,10 @@ def setting(draw: Any, chosen: dict[str, str]) -> str:
         option = draw(st.sampled_from(list_options(group, [CONF])))
         owners = [(group, option, defaults_of(group, option))]
     group, option, keys = draw(st.sampled_from([owner for owner in owners if owner[2]]))
-    key = draw(st.sampled_from(sorted(keys)))
+    names = sorted(keys)
+    if likely(draw, 0.8):  # which can only be refused
+        names = [name for name in names if not name.endswith("_target_")] or names
+    key = draw(st.sampled_from(names))
     texts = group and isinstance(keys[key], str) and not key.endswith(("_target_", "data_dir", "path"))
     value = draw(values(key, keys[key], choices(group, option, key) if texts else ()))
     if likely(draw, 0.92):
@@ -306,9 +327,10 @@ def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
         more.append("tracker.mode=disabled")
     elif "tracker" not in chosen:
         chosen["tracker"] = "none"
-    if likely(draw, 0.6):
+    needs = needs_of(chosen["algorithm"])
+    if likely(draw, 0.95 if needs.public else 0.2):
         more.append("public.fraction=0.1")
-    if likely(draw, 0.4):
+    if likely(draw, 0.85 if needs.surrogate else 0.2):
         more += ["surrogate.fraction=0.2"]
     elif likely(draw, 0.2):
         more += [f"surrogate.dataset={draw(st.sampled_from(['digits', 'image_folder', 'weibo', 'x', 'digits']))}"]
@@ -354,7 +376,8 @@ def yaml_files(draw: Any) -> Case:
     """An option of the user's own, in --config-dir."""
     group = draw(st.sampled_from(FOLDERS))
     good = (CONF / group / f"{draw(st.sampled_from(list_options(group, [CONF])))}.yaml").read_bytes()
-    text = draw(st.one_of(st.sampled_from(YAML).map(str.encode), damaged(good), st.binary(max_size=20)))
+    bad = st.one_of(st.sampled_from(YAML).map(str.encode), damaged(good), st.binary(max_size=20))
+    text = draw(bad) if likely(draw, 0.75) else good + draw(st.sampled_from([b"", b"# mine\n", "# ☃\n".encode()]))
     arguments = ["rounds=1", "num_clients=4", "local.epochs=1", "tracker=none", "figures=false"]
     arguments += ["hardware.threads=1", "hardware.engine=sequential", "model.channels=[4,8]", "model.hidden=[16]"]
     if group == "sweep":
@@ -385,19 +408,32 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("0123a"), inner, max_size=3),
     max_leaves=8,
 )
+
+
+@st.composite
+def good_parts(draw: Any, clients: int) -> dict[str, list[int]]:
+    """Examples of each client: none twice, very different numbers, not in order."""
+    order = draw(st.randoms(use_true_random=False)).sample(range(1400), 1400)
+    sizes = draw(st.lists(st.integers(1, 300), min_size=clients, max_size=clients))
+    return {str(i): order[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(clients)}
+
+
 GOOD = {str(client): list(range(client, 1400, 4)) for client in range(4)}
 
 
 @st.composite
 def partition_files(draw: Any) -> Case:
-    kind = draw(st.sampled_from(["npz", "json"]))
-    if kind == "npz":
+    kind, clients = draw(st.sampled_from(["npz", "json"])), draw(st.sampled_from([4, 2, 1]))
+    if likely(draw, 0.4):
+        parts = draw(good_parts(clients))
+        content = npz(**{k: np.array(v) for k, v in parts.items()}) if kind == "npz" else json.dumps(parts).encode()
+    elif kind == "npz":
         good = npz(**{k: np.array(v) for k, v in GOOD.items()})
         content = draw(st.one_of(ARRAY_FILES.map(lambda arrays: npz(**arrays)), damaged(good), st.binary(max_size=20)))
     else:
         text = st.one_of(JSON, JSON.map(lambda value: GOOD | {"1": value})).map(json.dumps).map(str.encode)
         content = draw(st.one_of(text, damaged(json.dumps(GOOD).encode()), st.sampled_from([b"[" * 100_000, b"\xff"])))
-    arguments = ["partition=file", f"partition.path=parts.{kind}", f"num_clients={draw(st.sampled_from([4, 2, 1]))}"]
+    arguments = ["partition=file", f"partition.path=parts.{kind}", f"num_clients={clients}"]
     arguments += [
         "rounds=1",
         "local.epochs=1",

@@ -48,7 +48,8 @@ CASES = [
     ("--multrun seed=0,1", ["--multrun", "nearest: '--multirun'"]),
     ("--cfg job --package nowhere", ["package 'nowhere' not found"]),
     ("alpha=[", ["alpha=["]),
-    ("rounds", ["rounds", "key=value"]),
+    ("rounds", ["rounds: not of the form key=value\n"]),
+    ("rounds=5;6", ["rounds=5;6", "key=value (a bracket or quote is open, or a character needs quotes"]),
     ("resume=nowhere", ["resume=nowhere", "not a run directory"]),
     ("--multirun resume=nowhere", ["resume", "single run"]),
     # Several errors are shown at once.
@@ -83,6 +84,8 @@ MORE = [  # of the same kinds
     ("local.momentum=1", ["local.momentum=1", "less than 1"]),
     ("local.lr_decay=2", ["local.lr_decay=2", "at most 1"]),
     ("local=3", ["local=3"]),
+    ("rounds=[5", ["rounds=[5", "a bracket or quote is open"]),
+    ("hydra.run.dir=${nothing}", ["fedexp: Interpolation key 'nothing' not found"]),
     ("weighting=equal", ["weighting=equal", "examples, uniform"]),
     ("targets=[2]", ["targets=2", "at most 1"]),
     ("seed=-1", ["seed=-1", "at least 0"]),
