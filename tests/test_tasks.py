@@ -172,7 +172,15 @@ def test_scenarios_that_do_not_fit_the_data(changes, message):
 
 
 def surrogate(**changes):
-    live = {"dataset": None, "options": {}, "fraction": 0.0, "shards": 2, "server_shards": 2, "total_shards": None}
+    live = {
+        "dataset": None,
+        "options": {},
+        "fraction": 0.0,
+        "classes": None,
+        "shards": 2,
+        "server_shards": 2,
+        "total_shards": None,
+    }
     return Surrogate(**live | changes)
 
 
@@ -196,6 +204,39 @@ def test_another_data_set_is_put_behind():
     assert numbers.tolist() == list(range(400, 460))
     assert torch.equal(attached.x_train, torch.cat([data.x_train, other.x_train]))
     assert attached.y_train[400:].tolist() == [-1] * 60
+
+
+def test_only_some_classes_of_a_withheld_part():
+    """Half of the examples of classes 3 and 7 is withheld, and nothing of the others."""
+    data, tasks = images(), (Task("all", tuple(range(10)), np.arange(400)),)
+    attached, left, numbers = surrogate(fraction=0.5, classes=[7, 3]).attach(data, tasks, rng())
+    assert set(data.y_train[numbers].tolist()) == {3, 7}
+    assert len(numbers) == int(torch.isin(data.y_train, torch.tensor([3, 7])).sum()) // 2 > 0
+    assert (attached.y_train[numbers] == -1).all()
+    assert sorted([*left[0].train.tolist(), *numbers.tolist()]) == list(range(400))
+
+
+def test_only_some_classes_of_another_data_set():
+    data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
+    kept = other.x_train[other.y_train == 5]
+    attached, _, numbers = surrogate(dataset=Loads(other), classes=[5]).attach(data, (), rng())
+    assert len(kept) > 0
+    assert torch.equal(attached.x_train[400:], kept)
+    assert len(numbers) == len(kept)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fraction": 0.5, "classes": []}, "surrogate.classes=.*different labels, or null"),
+        ({"fraction": 0.5, "classes": [1, 1]}, "surrogate.classes=.*different labels, or null"),
+        ({"fraction": 0.5, "classes": [10]}, "surrogate.classes=.*labels from 0 to 9"),
+        ({"classes": [1]}, "surrogate.classes=.*null without a surrogate.dataset or surrogate.fraction"),
+    ],
+)
+def test_classes_that_surrogate_examples_cannot_have(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        surrogate(**changes).attach(images(), (Task("all", tuple(range(10)), np.arange(400)),), rng())
 
 
 @pytest.mark.parametrize(("shards", "clients", "total"), [(2, 100, None), (4, 100, None), (1, 7, 9), (40, 100, 200)])

@@ -75,7 +75,9 @@ SETTINGS = Settings(
 )
 
 
-SURROGATE = Surrogate(dataset=None, options={}, fraction=0.0, shards=1, server_shards=1, total_shards=None)
+SURROGATE = Surrogate(
+    dataset=None, options={}, fraction=0.0, classes=None, shards=1, server_shards=1, total_shards=None
+)
 
 
 @dataclass(frozen=True, kw_only=True)

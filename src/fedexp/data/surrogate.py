@@ -25,6 +25,7 @@ class Surrogate:
     dataset: Any  # a data set of the group `dataset`; null: none
     options: dict[str, Any]  # changes of that option's values, already made
     fraction: float  # of the training data, withheld from the clients and used without labels
+    classes: list[int] | None  # only examples that have these labels where they come from; null: all
     shards: int  # per client
     server_shards: int
     total_shards: int | None  # into which the set is cut; null: two per client
@@ -33,6 +34,10 @@ class Surrogate:
         require(0 <= self.fraction < 1, "surrogate.fraction", self.fraction, "at least 0 and less than 1")
         named = self.dataset is None or hasattr(self.dataset, "load")
         require(named, "surrogate.dataset", self.dataset, "the name of a data set, or null")
+        good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
+        require(good, "surrogate.classes", self.classes, "different labels, or null for all")
+        require(self.classes is None or self.given, "surrogate.classes", self.classes,
+                "null without a surrogate.dataset or surrogate.fraction")  # fmt: skip
         require(self.shards >= 1, "surrogate.shards", self.shards, "at least 1")
         require(self.server_shards >= 1, "surrogate.server_shards", self.server_shards, "at least 1")
         require(self.total_shards is None or self.total_shards >= 1, "surrogate.total_shards", self.total_shards,
@@ -48,7 +53,21 @@ class Surrogate:
         """The inputs of the surrogate data set's training examples in the form of `like`; none without a data set."""
         if self.dataset is None:
             return like.x_train[:0]
-        return inputs_like(load_like(self.dataset, like), like)
+        data = load_like(self.dataset, like)
+        return inputs_like(data, like)[self.chosen(data.y_train, data)]
+
+    def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
+        """bool [n]: which of the examples with these labels may be used."""
+        if self.classes is None:
+            return torch.ones(len(labels), dtype=torch.bool)
+        num_classes = data.num_classes
+        require(num_classes > 0, "surrogate.classes", self.classes, f"null: {data.name} has no labels")
+        wrong = [c for c in self.classes if not 0 <= c < num_classes]
+        require(not wrong, "surrogate.classes", wrong, f"labels from 0 to {num_classes - 1}")
+        found = torch.isin(labels, torch.tensor(self.classes))
+        if not found.any():
+            raise ConfigError(f"surrogate.classes={self.classes}: no example has one of these labels")
+        return found
 
     def attach(
         self, data: Data, tasks: Sequence[Task], rng: np.random.Generator
@@ -57,6 +76,7 @@ class Surrogate:
         labels = data.y_train.clone()
         if self.fraction:
             everything = np.concatenate([task.train for task in tasks])
+            everything = everything[self.chosen(labels[everything], data).numpy()]
             chosen = np.sort(rng.choice(everything, int(self.fraction * len(everything)), replace=False))
             if not len(chosen):
                 raise ConfigError(f"surrogate.fraction={self.fraction}: less than one of {len(everything)} examples")
