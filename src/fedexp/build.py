@@ -5,6 +5,7 @@ collected over the whole configuration and raised as one ConfigError.
 """
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -157,16 +158,24 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return value
     if annotation is str and isinstance(value, bool | int | float):
         return str(value)
-    holder = dataclasses.make_dataclass("Holder", [("value", annotation)])
     try:
-        node = OmegaConf.structured(holder)
-        node.value = value
-        result = OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
+        result = value if type(value) is annotation else converted_by_omegaconf(annotation, value)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}={value}: must be {describe(annotation)}") from error
     if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers_in(result)):
         raise ConfigError(f"{key}={value}: must be {describe(annotation)} of at most 64 bits")
     return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
+
+
+def converted_by_omegaconf(annotation: Any, value: Any) -> Any:
+    node = OmegaConf.structured(holder_of(annotation))
+    node.value = value
+    return OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
+
+
+@functools.cache
+def holder_of(annotation: Any) -> type:
+    return dataclasses.make_dataclass("Holder", [("value", annotation)])
 
 
 def numbers_in(value: Any) -> list[Any]:
