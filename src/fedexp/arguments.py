@@ -1,5 +1,6 @@
 """The command line before Hydra reads it: flags, overrides, `sweep=`, `preview=`, `resume=`, directories."""
 
+from collections import deque
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -99,6 +100,7 @@ WITH_VALUE = {
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
 }
 
+INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what --info can show
 FLAGS = WITH_VALUE | {
     *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--info", "-i"),
     *("--shell-completion", "-sc", "--experimental-rerun"),
@@ -107,14 +109,17 @@ FLAGS = WITH_VALUE | {
 
 def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
     """(flags with their values, overrides), which users write in any order. Raises ConfigError for an unknown flag."""
-    flags, overrides, rest = [], [], iter(arguments)
-    for argument in rest:
+    flags, overrides, rest = [], [], deque(arguments)
+    while rest:
+        argument = rest.popleft()
         if not argument.startswith("-"):
             overrides.append(argument)
-            continue
-        flags.append(argument)
-        if argument in WITH_VALUE:
-            flags += [value for value in [next(rest, None)] if value is not None]
+        elif argument in ("--info", "-i"):  # Hydra's parser would take any next override for its value
+            flags.append(f"--info={rest.popleft() if rest and rest[0] in INFORMATION else 'all'}")
+        else:
+            flags.append(argument)
+            if argument in WITH_VALUE and rest:
+                flags.append(rest.popleft())
     for flag in (flag.split("=")[0] for flag in flags if flag.startswith("-")):
         if not any(flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS):
             raise ConfigError(f"{flag}: no such flag{nearest(flag, FLAGS)}; `fedexp --hydra-help` lists them")

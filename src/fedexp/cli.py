@@ -4,6 +4,7 @@ Exit codes: 0 done (a diverged run is a result), 1 failed, 2 bad input, 130 inte
 torch is imported by `fedexp.job`, which is imported late, so that help and `--cfg job` answer at once.
 """
 
+import argparse
 import io
 import os
 import signal
@@ -88,6 +89,7 @@ def run_hydra(arguments: list[str]) -> int:
         for overrides in asked.launches:
             check_installed(overrides)
             sys.argv = [sys.argv[0], *asked.flags, *overrides]
+            check_flags(sys.argv[1:])
             with words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
                 hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
         for sweep in dict.fromkeys(ended):
@@ -106,6 +108,18 @@ def run_hydra(arguments: list[str]) -> int:
             return say(f"{error.filename}: cannot be written ({error.strerror})")
         raise
     return max(outcomes, default=0)
+
+
+def check_flags(arguments: list[str]) -> None:
+    """Raises ConfigError for what Hydra's parser would print its usage for and exit."""
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    try:
+        parser.parse_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
 
 
 @contextmanager

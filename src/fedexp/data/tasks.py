@@ -50,9 +50,10 @@ class OneTask(Scenario):
     name = "none"
 
     def __post_init__(self) -> None:
-        """Its rounds are those of the run, which are checked there."""
+        """Its rounds are those of the run, which are checked there, unless they are set here."""
 
     def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+        super().__post_init__()
         data = dataset.load()
         return Stream(data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),))
 
