@@ -86,8 +86,6 @@ MORE = [  # of the same kinds
     ("local.momentum=1", ["local.momentum=1", "less than 1"]),
     ("local.lr_decay=2", ["local.lr_decay=2", "at most 1"]),
     ("local=3", ["local=3"]),
-    ("--config-dir", ["argument --config-dir/-cd: expected one argument"]),
-    ("--cfg", ["argument --cfg/-c: expected one argument"]),
     ("rounds=[5", ["rounds=[5", "a bracket or quote is open"]),
     ("hydra.run.dir=${nothing}", ["fedexp: Interpolation key 'nothing' not found"]),
     ("weighting=equal", ["weighting=equal", "examples, uniform"]),
