@@ -315,7 +315,7 @@ def test_what_decides_how_sums_are_rounded():
 
     alone = arithmetic()
     assert alone.keys() == {
-        *("device", "name", "cpu_capability", "engine", "precision", "threads", "blocked_layout"),
+        *("device", "name", "cpu_capability", "engine", "precision", "threads", "convolution"),
     }
     assert (alone["device"], alone["engine"], alone["precision"], alone["threads"]) == ("cpu", "sequential", "fp32", 1)
     assert alone["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
@@ -500,26 +500,33 @@ def test_held_weights_change_nothing():
 # --- memory layouts: torch's fused SGD does not look at strides
 
 
-def digits_round(*overrides, blocked=None):
+def digits_round(*overrides):
     """Initial and trained parameters (stacked) of two clients on digits with the default CNN, whatever the machine."""
     choices = ("hardware=cpu", "hardware.engine=sequential", f"hardware.threads={torch.get_num_threads()}")
     experiment = prepare(build(composed(*choices, "local.epochs=1", "participation=0.1", *overrides))).experiment
-    if blocked is not None:
-        experiment.bench.net.module.blocked = blocked
     state = experiment.initial_state()
     return experiment.initial, train(experiment.engine, experiment, state).messages["params"]
 
 
-@pytest.mark.parametrize("blocked", [False, True])
+def largest_error(actual, exact, start):
+    """Of the parameters' updates, relative."""
+    return max(float((actual[k].double() - v).norm() / (v - start[k]).norm()) for k, v in exact.items())
+
+
+@pytest.mark.parametrize("convolution", ["direct", "winograd"])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_single_precision_takes_the_steps_of_double_precision(monkeypatch, blocked, layout):
-    """Relative error of each parameter's update; a gradient applied in the wrong memory order gives 0.3 to 1.2."""
-    monkeypatch.setattr("fedexp.prepare.weight_layout", lambda module, hardware: layout)
-    start, exact = digits_round("hardware.precision=fp64")
-    _, actual = digits_round("hardware.precision=fp32", blocked=blocked)
-    for name, value in exact.items():
-        error = (actual[name].double() - value).norm() / (value - start[name]).norm()
-        assert error < 1e-3, name
+def test_single_precision_takes_the_steps_of_double_precision(monkeypatch, convolution, layout):
+    """A gradient applied in the wrong memory order would give an error of 0.3 to 1.2."""
+    monkeypatch.setattr("fedexp.prepare.LAYOUT", layout)
+    start, exact = digits_round("hardware.precision=fp64", "hardware.convolution=direct")
+    _, actual = digits_round("hardware.precision=fp32", f"hardware.convolution={convolution}")
+    assert largest_error(actual, exact, start) < 1e-3
+
+
+def test_both_ways_of_convolving_take_the_same_steps():
+    start, exact = digits_round("hardware.precision=fp64", "hardware.convolution=direct")
+    _, actual = digits_round("hardware.precision=fp64", "hardware.convolution=winograd")
+    assert 0 < largest_error(actual, exact, start) < 1e-12  # not 0: it was not the same computation
 
 
 @dataclass(frozen=True, kw_only=True)

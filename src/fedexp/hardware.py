@@ -19,6 +19,7 @@ from fedexp.engine.workers import Workers, spread
 from fedexp.errors import ConfigError, require, require_choice
 
 log = logging.getLogger("fedexp")
+ONE_CLIENT = ("direct", "winograd")  # ways of convolving outside of the vectorised engine
 ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
 
 
@@ -32,7 +33,7 @@ class Hardware:
     precision: str  # fp32 | tf32 | bf16 | fp64
     threads: int | None  # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
-    convolution: str  # auto | grouped | unfold: how the vectorised engine convolves
+    convolution: str  # auto | direct | winograd (one client at a time) | grouped | unfold (vectorised engine)
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     jobs_per_gpu: int  # of a sweep, at a time, where several jobs run on one machine (fedexp.gpus)
 
@@ -43,7 +44,7 @@ class Hardware:
         require_choice("hardware.precision", self.precision, ("fp32", "tf32", "bf16", "fp64"))
         sound = self.threads is None or 1 <= self.threads <= 1024  # OpenMP ends the process when it gets no more
         require(sound, "hardware.threads", self.threads, "at least 1 and at most 1024, or null")
-        require_choice("hardware.convolution", self.convolution, CONVOLUTIONS)
+        require_choice("hardware.convolution", self.convolution, (*CONVOLUTIONS, *ONE_CLIENT))
         require(self.workers is None or self.workers >= 1, "hardware.workers", self.workers, "at least 1, or null")
         only = self.workers is None or self.engine in ("auto", "workers")
         require(only, "hardware.workers", self.workers, f"null with hardware.engine={self.engine}")
@@ -84,7 +85,16 @@ class Hardware:
         threads = self.threads or (1 if engine in ("workers", "distributed") else default_threads(share))
         inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
         single = Vectorised(self.chunk, self.convolution, self.cuda_graphs)
-        return Resolved(device, engine, self.precision, threads, count, single, inner, why)
+        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, why)
+        self._check_convolution(resolved)
+        return resolved
+
+    def _check_convolution(self, resolved: "Resolved") -> None:
+        """Raises ConfigError for a way of convolving that what was chosen does not have."""
+        if self.convolution in ONE_CLIENT and resolved.kind == "vectorised":
+            raise ConfigError(f"hardware.convolution={self.convolution}: the vectorised engine has grouped and unfold")
+        if self.convolution == "winograd" and (resolved.device.type != "cpu" or self.precision == "bf16"):
+            raise ConfigError("hardware.convolution=winograd: only on a CPU, in fp32 or fp64")
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """How many processes are of use."""
@@ -140,10 +150,18 @@ class Resolved:
         return torch.float64 if self.precision == "fp64" else torch.float32
 
     @property
-    def blocked(self) -> bool:
-        """Whether convolutions run fastest in oneDNN's own memory layout: measured for CPUs that have AVX2 at most."""
-        plain = self.device.type == "cpu" and self.precision == "fp32" and torch.backends.mkldnn.is_available()
-        return plain and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    def convolves(self) -> str:
+        """How the CNNs convolve for one client: "direct", or "winograd", which was measured to be faster on CPUs that
+        have AVX2 at most."""
+        if self.vectorised.convolution in ONE_CLIENT:
+            return self.vectorised.convolution
+        plain = self.device.type == "cpu" and self.precision == "fp32"
+        return "winograd" if plain and torch.backends.cpu.get_cpu_capability() == "AVX2" else "direct"
+
+    @property
+    def kind(self) -> str:
+        """The engine that trains, in this process or in others."""
+        return self.inner if self.engine in ("workers", "distributed") else self.engine
 
     def in_one_process(self) -> "Resolved":
         """What one worker does, done in this process."""
@@ -188,17 +206,16 @@ class Resolved:
             "precision": self.precision,
             "threads": self.threads,
             "workers": self.workers,
-            "blocked_layout": self.blocked,
+            "convolution": self.vectorised.convolution if self.kind == "vectorised" else self.convolves,
         }
 
     def arithmetic(self) -> dict[str, Any]:
         """What decides how sums are rounded. Not the number of workers, nor whether clients train in this process or in
         others: neither changes a bit."""
-        engine = self.inner if self.engine in ("workers", "distributed") else self.engine
-        values = self.as_dict() | {"engine": engine, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+        values = self.as_dict() | {"engine": self.kind, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
         del values["workers"]
-        if engine == "vectorised":
-            values |= {"chunk": self.vectorised.chunk, "convolution": self.vectorised.convolution}
+        if self.kind == "vectorised":
+            values |= {"chunk": self.vectorised.chunk}
         if self.device.type == "cuda":
             values |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
         return values

@@ -24,6 +24,8 @@ from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDro
 from fedexp.models.cnn import CNNModule
 from fedexp.rng import stream, torch_seed
 
+LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
+
 log = logging.getLogger("fedexp")
 
 
@@ -51,9 +53,10 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
-        layout = weight_layout(module, hardware)
+        if isinstance(module, CNNModule):
+            module.winograd = hardware.convolves == "winograd"
         module = algorithm.adapt(module, divided[0].federation)
-    module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=layout)  # type: ignore[call-overload]
+    module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
     initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     heads = algorithm.heads(divided[0].federation.tasks)
     bench = Workbench(
@@ -221,11 +224,3 @@ def require_room(make: Callable[[], torch.nn.Module]) -> None:
         size = 2**63
     if size > (free := free_memory()):
         raise ConfigError(f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free")
-
-
-def weight_layout(module: torch.nn.Module, hardware: Resolved) -> torch.memory_format:
-    """Channels-last, in which oneDNN and cuDNN convolve fastest, but for models that use oneDNN's own layout."""
-    if hardware.blocked and isinstance(module, CNNModule):
-        module.blocked = True
-        return torch.contiguous_format
-    return torch.channels_last

@@ -67,8 +67,6 @@ class FedAlign(FedAvg):
         if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
             log.warning("FedAlign hardly learns with a last stage without batch norm; use model=resnet56_bottleneck")
         module.keeps_maps = True
-        if hasattr(module, "blocked"):
-            module.blocked = False  # type: ignore[assignment]  # its maps are of a layout that not every operation knows
         return module
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
