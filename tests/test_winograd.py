@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedexp.models import winograd
 from fedexp.models.cnn import pooled
@@ -116,16 +117,41 @@ def test_two_calls_before_their_gradients():
     assert error(by_first, torch.autograd.grad(F.conv2d(x, weight, bias, padding=2), weight, ones)[0]) < 1e-12
 
 
-def test_which_convolutions_fit():
-    assert winograd.fits((5, 5), (1, 1), 32)
-    assert winograd.fits((3, 3), (1, 1), 16)
-    for kernel, stride, channels in [
-        ((5, 5), (2, 2), 32),
-        ((1, 1), (1, 1), 32),
-        ((3, 5), (1, 1), 32),
-        ((5, 5), (1, 1), 3),
-    ]:
-        assert not winograd.fits(kernel, stride, channels)
+def test_without_bias():
+    x, weight, _ = draw(2, 16, 8, 8, 4, 3)
+    assert error(winograd.conv2d(x, weight, None, 1), F.conv2d(x, weight, padding=1)) < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({"kernel_size": 5, "padding": 2}, True),
+        ({"kernel_size": 3, "bias": False}, True),
+        ({"kernel_size": 5, "in_channels": 3}, False),
+        ({"kernel_size": 3, "stride": 2}, False),
+        ({"kernel_size": 3, "dilation": 2}, False),
+        ({"kernel_size": 3, "groups": 2}, False),
+        ({"kernel_size": (3, 5)}, False),
+        ({"kernel_size": 3, "padding": (1, 0)}, False),
+        ({"kernel_size": 3, "padding": "same"}, False),
+        ({"kernel_size": 3, "padding": 1, "padding_mode": "circular"}, False),
+        ({"kernel_size": 1}, False),
+    ],
+)
+def test_a_layer_takes_it_where_it_can(settings, fits):
+    """And gives what torch's own layer gives either way."""
+    torch.manual_seed(0)
+    settings = {"in_channels": 16, "out_channels": 6} | settings
+    model = nn.Sequential(nn.Conv2d(**settings), nn.Tanh()).double()
+    x = torch.randn(2, settings["in_channels"], 9, 9, dtype=torch.float64)
+    names = list(model.state_dict())
+    with torch.no_grad():
+        expected = model(x)
+        winograd.convert(model)
+        assert list(model.state_dict()) == names
+        assert model[0].fits == fits
+        assert torch.equal(model(x), expected) == (not fits)
+        assert error(model(x), expected) < 1e-14
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7)])

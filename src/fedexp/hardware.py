@@ -151,8 +151,8 @@ class Resolved:
 
     @property
     def convolves(self) -> str:
-        """How the CNNs convolve for one client: "direct", or "winograd", which was measured to be faster on CPUs that
-        have AVX2 at most."""
+        """How the convolutions of one client are computed (see models.winograd.Conv2d): "direct", or "winograd", which
+        was measured to be faster on CPUs that have AVX2 at most."""
         if self.vectorised.convolution in ONE_CLIENT:
             return self.vectorised.convolution
         plain = self.device.type == "cpu" and self.precision == "fp32"

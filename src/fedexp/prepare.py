@@ -21,7 +21,7 @@ from fedexp.errors import ConfigError, require_choice
 from fedexp.experiment import Experiment, Stage
 from fedexp.hardware import Resolved
 from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
-from fedexp.models.cnn import CNNModule
+from fedexp.models import winograd
 from fedexp.rng import stream, torch_seed
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
@@ -53,9 +53,9 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
-        if isinstance(module, CNNModule):
-            module.winograd = hardware.convolves == "winograd"
         module = algorithm.adapt(module, divided[0].federation)
+    if hardware.convolves == "winograd":
+        winograd.convert(module)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
     initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     heads = algorithm.heads(divided[0].federation.tasks)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.errors import ConfigError, require
-from fedexp.models import Output, slim_channels, winograd
+from fedexp.models import Output, slim_channels
 from fedexp.tree import Params
 
 
@@ -63,7 +63,6 @@ class CNNModule(nn.Module):
 
     def __init__(self, spec: CNN, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
-        self.winograd = False  # convolve with fewer multiplications, where that can be done
         self.keeps_maps = False
         self.padding = spec.padding
         width, *size = shape
@@ -90,16 +89,8 @@ class CNNModule(nn.Module):
         """Input and output of the last convolution with its pooling and ReLU."""
         before = x
         for convolution in self.convolutions:
-            before, x = x, pooled(self._convolve(convolution, x))
+            before, x = x, pooled(convolution(x))
         return before, x
-
-    def _convolve(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        assert isinstance(layer, nn.Conv2d)
-        assert layer.bias is not None
-        stacked = torch._C._are_functorch_transforms_active()  # which do not know it
-        if not self.winograd or stacked or not winograd.fits(layer.kernel_size, layer.stride, layer.in_channels):
-            return layer(x)
-        return winograd.conv2d(x, layer.weight, layer.bias, self.padding)
 
     def _connected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = x.flatten(1)

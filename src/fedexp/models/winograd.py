@@ -13,19 +13,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
 
 TILE = 4  # outputs of a tile, per side
 POINTS = {3: (0, 1, -1, 2, -2), 5: (0, 1, -1, 2, -2, 0.5, -0.5)}  # and infinity; kernel side -> where polynomials meet
-ROWS = 2_560  # channels x tiles at a time: the transformed tiles then stay in a core's cache
+AT_A_TIME = 128  # tiles, for which matrix products are efficient and what lies between them stays in the cache
+ENOUGH = 16  # input channels, for the transforms to pay
 
 
-def fits(kernel: tuple[int, ...], stride: tuple[int, ...], in_channels: int) -> bool:
-    """Whether a convolution can be done here, and has channels enough for the transforms to pay."""
-    return kernel in {(side, side) for side in POINTS} and set(stride) == {1} and in_channels >= 16
+class Conv2d(nn.Conv2d):
+    """torch's layer, computed here where that can be done."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stacked = torch._C._are_functorch_transforms_active()  # which do not know it
+        if stacked or not self.fits:
+            return super().forward(x)
+        return conv2d(x, self.weight, self.bias, int(self.padding[0]))
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether it can be done here, with channels enough."""
+        plain = set(self.stride) == set(self.dilation) == {self.groups} == {1} and self.padding_mode == "zeros"
+        square = len(set(self.kernel_size)) == len(set(self.padding)) == 1 and not isinstance(self.padding, str)
+        return plain and square and self.kernel_size[0] in POINTS and self.in_channels >= ENOUGH
 
 
-def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: int) -> torch.Tensor:
+def convert(module: nn.Module) -> None:
+    """Has the convolutions of a model, whoever wrote it, computed here; parameters and their names stay."""
+    for part in module.modules():
+        if type(part) is nn.Conv2d:
+            part.__class__ = Conv2d
+
+
+def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: int) -> torch.Tensor:
     """torch.nn.functional.conv2d for square kernels of 3 or 5 and stride 1: x [N, C, H, W], weight [O, C, k, k], bias
     [O] -> [N, O, H', W'], channels-last. Differentiable once."""
     return Convolution.apply(x, weight, bias, padding)  # type: ignore[no-untyped-call,no-any-return]
@@ -84,7 +105,7 @@ class Plan:
     @cached_property
     def chunk(self) -> int:
         """Images at a time."""
-        return max(ROWS // (self.tiles[0] * self.tiles[1] * self.channels), 1)
+        return max(AT_A_TIME // (self.tiles[0] * self.tiles[1]), 1)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """First and last + 1 of the images of each chunk."""
@@ -103,7 +124,7 @@ class Convolution(torch.autograd.Function):
     """U, V and M as in the paper: the filters, the data and their products at the points."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: int) -> Any:
         n, c, height, width = x.shape
         plan = Plan(n, c, height, width, weight.shape[0], weight.shape[-1], padding)
         o, points, (rows, columns) = plan.out_channels, plan.side**2, plan.tiles
@@ -124,7 +145,7 @@ class Convolution(torch.autograd.Function):
             torch.mm(of_data, patch.flatten(1), out=V.flatten(1))
             M = torch.bmm(V, U, out=products(count))
             Y = torch.mm(inverse, M.flatten(1), out=outputs(count).flatten(1))
-            torch.add(apart(Y, count, plan), bias, out=out[start:stop])
+            torch.add(apart(Y, count, plan), 0 if bias is None else bias, out=out[start:stop])
             transformed.append(V)
         if kept:
             ctx.plan = plan
@@ -158,7 +179,7 @@ class Convolution(torch.autograd.Function):
             p = plan.padding
             dx = dx.view(plan.n, TILE * (rows + 1), TILE * (columns + 1), c)
             dx = dx[:, p : p + plan.height, p : p + plan.width].permute(0, 3, 1, 2)
-        return dx, dweight, grad.sum((0, 1, 2)), None
+        return dx, dweight, grad.sum((0, 1, 2)) if ctx.needs_input_grad[2] else None, None
 
 
 def cut_patches(images: torch.Tensor, padded: torch.Tensor, into: torch.Tensor, plan: Plan) -> torch.Tensor:
