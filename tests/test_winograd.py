@@ -54,7 +54,7 @@ def test_one_dimension(kernel):
 
 
 def test_the_matrices_of_the_paper():
-    """Lavin and Gray's F(4, 3) of section 4.3, up to the factors that move between the rows of G and of B^T. Its first
+    """Lavin and Gray's F(4, 3), up to the factors that move between the rows of G and of B^T. Its first
     row of B^T is [4, 0, -5, 0, 1, 0], of G [1/4, 0, 0]; the last column of A^T is [0, 0, 0, 1]."""
     outputs, filters, data = winograd.toom_cook(3)
     np.testing.assert_allclose(np.outer(filters[0], data[0])[0], np.array([4, 0, -5, 0, 1, 0]) / 4, atol=1e-15)

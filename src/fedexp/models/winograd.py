@@ -3,7 +3,7 @@
 Tiles of 4 x 4 outputs are interpolated from the products of two polynomials at 4 + k - 1 points, so that a tile takes
 (4 + k - 1)^2 multiplications a channel pair instead of 16 k^2 (k = 5: 64 instead of 400). All of it is matrix products.
 Rounding errors are a few times those of a direct convolution: the points and the scales keep them small.
-Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (CVPR 2016), equations 8 to 10.
+Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (CVPR 2016), section 4.
 """
 
 from collections.abc import Callable, Iterator
