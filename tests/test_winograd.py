@@ -126,8 +126,7 @@ def test_without_bias():
     ("settings", "fits"),
     [
         ({"kernel_size": 5, "padding": 2}, True),
-        ({"kernel_size": 3, "bias": False}, True),
-        ({"kernel_size": 5, "in_channels": 3}, False),
+        ({"kernel_size": 3, "padding": 1, "bias": False}, True),
         ({"kernel_size": 3, "stride": 2}, False),
         ({"kernel_size": 3, "dilation": 2}, False),
         ({"kernel_size": 3, "groups": 2}, False),
@@ -141,9 +140,8 @@ def test_without_bias():
 def test_a_layer_takes_it_where_it_can(settings, fits):
     """And gives what torch's own layer gives either way."""
     torch.manual_seed(0)
-    settings = {"in_channels": 16, "out_channels": 6} | settings
-    model = nn.Sequential(nn.Conv2d(**settings), nn.Tanh()).double()
-    x = torch.randn(2, settings["in_channels"], 9, 9, dtype=torch.float64)
+    model = nn.Sequential(nn.Conv2d(**{"in_channels": 64, "out_channels": 48} | settings), nn.Tanh()).double()
+    x = torch.randn(20, 64, 12, 12, dtype=torch.float64)
     names = list(model.state_dict())
     with torch.no_grad():
         expected = model(x)
@@ -152,6 +150,23 @@ def test_a_layer_takes_it_where_it_can(settings, fits):
         assert model[0].fits == fits
         assert torch.equal(model(x), expected) == (not fits)
         assert error(model(x), expected) < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("size", "saving", "pays"),
+    [
+        # 64 (16 (2048 + 64 * 32 + 16 * 64) + 25 * 2048 / 50) / (256 * 25 * 2048): the CNN's second layer, 50 images
+        ((50, 32, 16, 16, 64, 5, 2), 0.405, True),
+        ((50, 3, 32, 32, 32, 5, 2), 1.335, False),  # its first: 64 (64 (96 + 192 + 512) + 48) / (1024 * 25 * 96)
+        ((50, 64, 8, 8, 64, 3, 1), 0.464, True),
+        ((50, 512, 1, 1, 512, 3, 1), 5.126, False),  # 1 x 1 images in tiles of 4 x 4
+        ((1, 64, 4, 4, 64, 3, 1), 2.703, False),  # one image: all filters are transformed for its one tile
+    ],
+)
+def test_where_it_pays(size, saving, pays):
+    x, weight, _ = draw(*size[:6])
+    assert winograd.Plan.of(x, weight, size[6]).saving == pytest.approx(saving, abs=5e-4)
+    assert winograd.pays(x, weight, size[6]) == pays
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7)])

@@ -19,24 +19,24 @@ from torch.autograd.function import once_differentiable
 TILE = 4  # outputs of a tile, per side
 POINTS = {3: (0, 1, -1, 2, -2), 5: (0, 1, -1, 2, -2, 0.5, -0.5)}  # and infinity; kernel side -> where polynomials meet
 AT_A_TIME = 128  # tiles, for which matrix products are efficient and what lies between them stays in the cache
-ENOUGH = 16  # input channels, for the transforms to pay
+PAYS = 0.65  # multiplications here and in a direct convolution; fewer are saved than it costs to move numbers about
 
 
 class Conv2d(nn.Conv2d):
-    """torch's layer, computed here where that can be done."""
+    """torch's layer, computed here where that can be done and pays."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         stacked = torch._C._are_functorch_transforms_active()  # which do not know it
-        if stacked or not self.fits:
+        if stacked or not self.fits or x.dim() != 4:
             return super().forward(x)
-        return conv2d(x, self.weight, self.bias, int(self.padding[0]))
+        padding = int(self.padding[0])
+        return conv2d(x, self.weight, self.bias, padding) if pays(x, self.weight, padding) else super().forward(x)
 
     @cached_property
     def fits(self) -> bool:
-        """Whether it can be done here, with channels enough."""
         plain = set(self.stride) == set(self.dilation) == {self.groups} == {1} and self.padding_mode == "zeros"
         square = len(set(self.kernel_size)) == len(set(self.padding)) == 1 and not isinstance(self.padding, str)
-        return plain and square and self.kernel_size[0] in POINTS and self.in_channels >= ENOUGH
+        return plain and square and self.kernel_size[0] in POINTS
 
 
 def convert(module: nn.Module) -> None:
@@ -44,6 +44,11 @@ def convert(module: nn.Module) -> None:
     for part in module.modules():
         if type(part) is nn.Conv2d:
             part.__class__ = Conv2d
+
+
+def pays(x: torch.Tensor, weight: torch.Tensor, padding: int) -> bool:
+    """Whether this is expected to be faster: not for few channels, images smaller than a tile or single examples."""
+    return Plan.of(x, weight, padding).saving < PAYS
 
 
 def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: int) -> torch.Tensor:
@@ -88,6 +93,18 @@ class Plan:
     kernel: int
     padding: int
 
+    @classmethod
+    def of(cls, x: torch.Tensor, weight: torch.Tensor, padding: int) -> "Plan":
+        n, channels, height, width = x.shape
+        return cls(n, channels, height, width, len(weight), weight.shape[-1], padding)
+
+    @property
+    def saving(self) -> float:
+        """Multiplications here (products; transforms of data, outputs and filters) / in a direct convolution."""
+        c, o, points, taps = self.channels, self.out_channels, self.side**2, self.kernel**2
+        tiles, outputs = self.n * self.tiles[0] * self.tiles[1], self.n * self.out_size[0] * self.out_size[1]
+        return points * (tiles * (c * o + points * c + TILE**2 * o) + taps * c * o) / max(outputs * taps * c * o, 1)
+
     @cached_property
     def out_size(self) -> tuple[int, int]:
         grown = 2 * self.padding - self.kernel + 1
@@ -125,9 +142,8 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: int) -> Any:
-        n, c, height, width = x.shape
-        plan = Plan(n, c, height, width, weight.shape[0], weight.shape[-1], padding)
-        o, points, (rows, columns) = plan.out_channels, plan.side**2, plan.tiles
+        plan = Plan.of(x, weight, padding)
+        c, o, points, (rows, columns) = plan.channels, plan.out_channels, plan.side**2, plan.tiles
         inverse, of_filters, of_data = transforms(plan.kernel, x.dtype)
         U = (of_filters @ weight.permute(2, 3, 1, 0).reshape(plan.kernel**2, -1)).view(points, c, o)
         kept = any(ctx.needs_input_grad)
