@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
 
-SMALL = ("dataset=cifar10", "dataset._target_=benchmarks.w1.FewRandomPixels", "partition=iid", "num_clients=100")
-LARGE = ("dataset=cifar10", "dataset._target_=benchmarks.w1.RandomPixels", "partition=iid")
+SMALL = ("dataset=few_random_pixels", "partition=iid", "num_clients=100")
+LARGE = ("dataset=random_pixels", "partition=iid")
 
 
 def points(sampled: list[int], clients: list[int]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:

@@ -21,6 +21,7 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "benchmarks" / "conf"  # data sets of ours, for machines without CIFAR-10
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 COLUMNS = ("round", "train_samples_per_second", "train_seconds", "seconds", "test_accuracy")
 MARK = "FEDEXP_BENCHMARK"  # environment variable by which the processes of a contestant are known
@@ -235,4 +236,4 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
 def fedexp(*overrides: str, ranks: int = 0) -> tuple[str, ...]:
     """The command line of a real run, without a tracker; with `ranks` started by torchrun."""
     start = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}") if ranks else (sys.executable,)
-    return (*start, "-m", "fedexp", "tracker=none", *overrides, "hydra.run.dir=OUT")
+    return (*start, "-m", "fedexp", "--config-dir", str(CONF), "tracker=none", *overrides, "hydra.run.dir=OUT")

@@ -12,15 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from benchmarks.measure import CONF
 from fedexp.data.cache import Arrays
 from fedexp.data.datasets import TorchvisionDataset
+from fedexp.data.types import ImageData
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, BATCH, EPOCHS = 100, 50, 5
 LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY = 0.01, 0.99, 0.9, 1e-5
 CROP_PADDING, CUTOUT = 4, 16
 OVERRIDES = (
-    *("dataset=cifar10", "model=cnn", "partition=lda", "alpha=0.1", "seed=0", "augment=true", "weighting=examples"),
+    *("model=cnn", "partition=lda", "alpha=0.1", "seed=0", "augment=true", "weighting=examples"),
     *(f"num_clients={CLIENTS}", "participation=0.1", f"local.epochs={EPOCHS}", f"local.batch_size={BATCH}"),
     *(f"local.lr={LR}", f"local.lr_decay={LR_DECAY}", f"local.momentum={MOMENTUM}"),
     f"local.weight_decay={WEIGHT_DECAY}",
@@ -51,12 +53,12 @@ def data_overrides() -> list[str]:
     folder = Path(os.environ.get("FEDEXP_DATA") or ROOT / "data").resolve()
     there = all((folder / "cifar10" / split).is_dir() for split in ("train", "test"))
     there = there or (folder / "cifar-10-batches-py").is_dir()
-    return [f"data_dir={folder}"] + ([] if there else ["dataset._target_=benchmarks.w1.RandomPixels"])
+    return [f"data_dir={folder}", "dataset=cifar10" if there else "dataset=random_pixels"]
 
 
 def data_sentence(overrides: list[str]) -> str:
     """Which pixels, for the results."""
-    if not any("RandomPixels" in override for override in overrides):
+    if "dataset=random_pixels" not in overrides:
         return "real CIFAR-10"
     return "random pixels (CIFAR-10 is not below FEDEXP_DATA; the client sizes are the same, and so is the work)"
 
@@ -100,18 +102,25 @@ class Workload:
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:
     """W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
     from hydra import compose, initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
 
+    from fedexp.arguments import conf_directory
     from fedexp.build import build
-    from fedexp.cli import conf_directory
+    from fedexp.exchange import sample
     from fedexp.prepare import prepare
-    from fedexp.run import assemble
 
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
-        config = compose("config", [*OVERRIDES, *extra, "tracker=none", "hardware=cpu"])
+        search = f"hydra.searchpath=[file://{CONF}]"
+        overrides = [*OVERRIDES, *extra, "tracker=none", "hardware=cpu", "hydra.run.dir=unused", search]
+        config = compose("config", overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)  # in which fedexp looks up who names a class outside of it
+    with open_dict(config):
+        del config.hydra
     experiment = prepare(build(config)).experiment
-    data, state = experiment.bench.data, experiment.initial_state()
-    clients = [assemble(experiment, state, number).clients for number in range(1, rounds + 1)]
-    parts = [[experiment.federation.parts[client] for client in cohort] for cohort in clients]
+    data, held = experiment.bench.data, experiment.stages[0].federation.parts
+    assert isinstance(data, ImageData)
+    parts = [[held[client] for client in sample(experiment, number)] for number in range(1, rounds + 1)]
     epochs = np.array(experiment.bench.local.epochs)
     arrays = {k: getattr(data, k).numpy() for k in ("x_train", "y_train", "x_test", "y_test")}
     return Workload(

@@ -1,12 +1,14 @@
 """The yardstick of the benchmarks trains what fedexp trains, and reports are built right from given measurements."""
 
 import math
+import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,31 @@ MODEL = CNN(channels=(32, 64), kernel=5, padding=2, hidden=(512,))
 
 def pixels(n: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8))
+
+
+FEW = ("num_clients=100", "participation=0.02", "local.epochs=1", "augment=false", "partition.min_size=1")
+
+
+def test_a_workload_on_a_machine_without_cifar10(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDEXP_DATA", str(tmp_path))
+    assert w1.data_overrides() == [f"data_dir={tmp_path}", "dataset=random_pixels"]
+    assert w1.data_sentence(w1.data_overrides()) != "real CIFAR-10"
+    workload = w1.prepare_workload(2, [f"data_dir={tmp_path}", "dataset=few_random_pixels", *FEW])
+    assert workload.x_train.shape == (5_000, 32, 32, 3)
+    assert workload.sizes.shape == (2, 2)
+    assert workload.sizes.sum() == len(workload.indices)
+
+
+@pytest.mark.slow
+def test_the_workload_is_what_fedexp_trains(tmp_path):
+    """Numbers of examples against those that a run writes down."""
+    chosen = [f"data_dir={tmp_path}", "dataset=few_random_pixels", *FEW]
+    command = measure.fedexp(
+        *w1.OVERRIDES, *chosen, "rounds=2", "hardware=cpu", "model.channels=[2,2]", "figures=false"
+    )
+    subprocess.run([part.replace("OUT", str(tmp_path / "run")) for part in command], cwd=w1.ROOT, check=True)
+    clients = pd.read_csv(tmp_path / "run" / "clients.csv")
+    assert w1.prepare_workload(2, chosen).sizes.ravel().tolist() == clients.examples.tolist()
 
 
 def test_bare_augmentation_is_that_of_fedexp():
