@@ -307,6 +307,24 @@ def test_hardware_choices(monkeypatch):
         hardware(engine="sequential", workers=2)
 
 
+def test_ways_of_convolving():
+    def chosen(**changes):
+        return hardware(**{"engine": "sequential"} | changes).resolve(True, 10)
+
+    assert chosen(convolution="winograd").convolves == "winograd"
+    assert chosen(convolution="winograd", precision="fp64").as_dict()["convolution"] == "winograd"
+    assert chosen(convolution="direct").convolves == chosen(precision="fp64").convolves == "direct"
+    avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    assert chosen().convolves == ("winograd" if avx2 else "direct")
+    for way in ("direct", "winograd"):
+        with pytest.raises(ConfigError, match=f"hardware.convolution={way}: the vectorised engine has grouped"):
+            chosen(engine="vectorised", convolution=way)
+    with pytest.raises(ConfigError, match="hardware.convolution=winograd: only on a CPU, in fp32 or fp64"):
+        chosen(convolution="winograd", precision="bf16")
+    with pytest.raises(ConfigError, match=r"hardware.convolution=fft: must be one of .*winograd"):
+        hardware(convolution="fft")
+
+
 def test_what_decides_how_sums_are_rounded():
     """Other values where the numbers may differ, the same where they must not: the number of workers changes no bit."""
 

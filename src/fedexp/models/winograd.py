@@ -1,4 +1,4 @@
-"""Convolutions with 3 to 6 times fewer multiplications, for CPUs: Winograd's minimal filtering by the Toom-Cook method.
+"""Convolutions with fewer multiplications, for CPUs: Winograd's minimal filtering by the Toom-Cook method.
 
 Tiles of 4 x 4 outputs are interpolated from the products of two polynomials at 4 + k - 1 points, so that a tile takes
 (4 + k - 1)^2 multiplications a channel pair instead of 16 k^2 (k = 5: 64 instead of 400). All of it is matrix products.
