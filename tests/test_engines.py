@@ -319,7 +319,7 @@ def test_ways_of_convolving():
     for way in ("direct", "winograd"):
         with pytest.raises(ConfigError, match=f"hardware.convolution={way}: the vectorised engine has grouped"):
             chosen(engine="vectorised", convolution=way)
-    with pytest.raises(ConfigError, match="hardware.convolution=winograd: only on a CPU, in fp32 or fp64"):
+    with pytest.raises(ConfigError, match=r"hardware.convolution=winograd: only on a CPU, in fp32 or fp64"):
         chosen(convolution="winograd", precision="bf16")
     with pytest.raises(ConfigError, match=r"hardware.convolution=fft: must be one of .*winograd"):
         hardware(convolution="fft")
