@@ -105,7 +105,7 @@ def main() -> int:
     text = [
         heading(options, data, what),
         result,
-        *([] if "bf16" in options.precisions else ["bf16 not measured: the CPU has no bf16 instructions."]),
+        *([] if has_bf16() else ["bf16 not measured: the CPU has no bf16 instructions."]),
         *left_out,
     ]
     print("\n\n".join(text))

@@ -1,6 +1,9 @@
 """Engines, schedules and aggregation against the same thing done by hand."""
 
-from dataclasses import dataclass, replace
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -307,15 +310,46 @@ def test_hardware_choices(monkeypatch):
         hardware(engine="sequential", workers=2)
 
 
-def test_ways_of_convolving():
+def test_subnormal_numbers_are_zero_in_every_thread_of_a_run():
+    """Threads of torch take the setting over from the one that begins them."""
+    code = f"""
+        import torch
+        from fedexp.hardware import Hardware
+        Hardware(**{asdict(hardware(engine="sequential", threads=2))}).resolve(True, 10).apply()
+        scaled = torch.full((4_000_000,), 1e-30) * 1e-9
+        product = torch.full((500, 500), 1e-30) @ torch.full((500, 500), 1e-12)
+        print(torch.get_num_threads(), int(scaled.count_nonzero()), int(product.count_nonzero()))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["2", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "word"),
+    [
+        ("AuthenticAMD", "avx2 fma", "no bf16 instructions"),
+        ("AuthenticAMD", "avx512f avx512_bf16", None),
+        ("GenuineIntel", "avx512f avx512_bf16", "without AMX"),
+        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", None),
+        ("", "", None),
+    ],
+)
+def test_where_bf16_is_slow(vendor, flags, word, monkeypatch, caplog):
+    monkeypatch.setattr("fedexp.hardware.cpu_entry", {"vendor_id": vendor, "flags": flags, "model name": "x"}.get)
+    hardware(engine="sequential", precision="bf16").resolve(True, 10)
+    assert [word in record.message for record in caplog.records] == ([] if word is None else [True])
+
+
+def test_ways_of_convolving(monkeypatch):
     def chosen(**changes):
         return hardware(**{"engine": "sequential"} | changes).resolve(True, 10)
 
     assert chosen(convolution="winograd").convolves == "winograd"
     assert chosen(convolution="winograd", precision="fp64").as_dict()["convolution"] == "winograd"
     assert chosen(convolution="direct").convolves == chosen(precision="fp64").convolves == "direct"
-    avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
-    assert chosen().convolves == ("winograd" if avx2 else "direct")
+    for capability, way in (("AVX2", "winograd"), ("AVX512", "winograd"), ("DEFAULT", "direct")):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda named=capability: named)
+        assert chosen().convolves == way
     for way in ("direct", "winograd"):
         with pytest.raises(ConfigError, match=f"hardware.convolution={way}: the vectorised engine has grouped"):
             chosen(engine="vectorised", convolution=way)
