@@ -69,7 +69,9 @@ class ForkServer:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks has ended"
+        return json.loads(answer)
 
     def start(self, *arguments: str, folder: Path, **environment: str) -> Forked:
         """`fedexp <arguments>` in a folder, beside which its output goes."""
@@ -106,14 +108,15 @@ def serve() -> None:
             answer = os.waitstatus_to_exitcode(status) if pid else None
         else:
             assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
-            answer = os.fork() or become(order)
+            answer = os.fork() or become(order, replies.fileno())
         print(json.dumps(answer), file=replies, flush=True)
 
 
-def become(order: Mapping[str, object]) -> int:
+def become(order: Mapping[str, object], replies: int) -> int:
     """The command line; does not return."""
     code: object = 1
     try:
+        os.close(replies)  # while somebody holds it, the test would wait for the answers of a server that has died
         os.setsid()
         os.chdir(str(order["folder"]))
         os.environ.clear()

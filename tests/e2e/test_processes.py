@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import ForkServer
 from helpers import SMALL, assert_same_run
 
 RUN = ("algorithm=scaffold", "rounds=6", "forgetting_metric=all", "seed=3", *SMALL, "local.epochs=2", "tracker=none")
@@ -160,3 +161,14 @@ def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
     summaries = [json.loads(path.read_text()) for path in sweep.glob("*/summary.json")]
     assert [summary["status"] for summary in summaries] == ["completed"] * 2
     assert [len(path.read_text().splitlines()) for path in sweep.glob("*/rounds.csv")] == [5, 5]
+
+
+def test_no_answer_of_a_dead_fork_server_is_waited_for(tmp_path):
+    """What it started lives on, and must not keep the pipe of its answers open."""
+    forks = ForkServer()
+    process = forks.start(*RUN, "rounds=1000", "hydra.run.dir=run", folder=tmp_path)
+    try:
+        with pytest.raises(AssertionError, match="the process that forks has ended"):
+            forks.ask({"poll": os.getpid()})  # not a child of its own: it fails
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
