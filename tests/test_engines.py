@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import textwrap
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -310,18 +310,45 @@ def test_hardware_choices(monkeypatch):
         hardware(engine="sequential", workers=2)
 
 
-def test_subnormal_numbers_are_zero_in_every_thread_of_a_run():
-    """Threads of torch take the setting over from the one that begins them."""
-    code = f"""
-        import torch
-        from fedexp.hardware import Hardware
-        Hardware(**{asdict(hardware(engine="sequential", threads=2))}).resolve(True, 10).apply()
-        scaled = torch.full((4_000_000,), 1e-30) * 1e-9
-        product = torch.full((500, 500), 1e-30) @ torch.full((500, 500), 1e-12)
-        print(torch.get_num_threads(), int(scaled.count_nonzero()), int(product.count_nonzero()))
+def test_subnormal_numbers_are_zero_for_a_while():
+    """In every thread: those of torch's take the setting over from the one that begins them."""
+    code = """
+        import sys, torch
+        from fedexp.engine.network import subnormals_as_zero
+        torch.set_num_threads(2)
+        def survivors():
+            scaled = torch.full((4_000_000,), 1e-30) * 1e-9
+            product = torch.full((500, 500), 1e-30) @ torch.full((500, 500), 1e-12)
+            return [int(scaled.count_nonzero()), int(product.count_nonzero())]
+        with subnormals_as_zero():
+            with subnormals_as_zero():
+                pass
+            print(*survivors())
+        print(sys.float_info.min / 2 > 0)
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["2", "0", "0"]
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "0", "True"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halving(FedAvg):
+    """Clients send half of the smallest ordinary number."""
+
+    def finish(self, net, params, data, ctx):
+        half = torch.tensor(sys.float_info.min / 2, dtype=torch.float64)
+        return {"params": params, "half": half}, ctx.client
+
+    def aggregate(self, server, messages, round):
+        return super().aggregate(server, messages, round) | {"halves": messages["half"].count_nonzero()}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
+def test_clients_have_zero_for_subnormal_numbers(engine):
+    experiment = make_experiment(Halving(), engine=engine)
+    state = experiment.initial_state()
+    advance(state, play_round(experiment, state))
+    assert int(state.server["halves"]) == 0
+    assert sys.float_info.min / 2 > 0
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,6 @@ class Resolved:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
         keep_freed_memory()
-        # Numbers below 1e-38 become zero: some CPUs are far slower with them (a fifth of a whole round was measured).
-        torch.set_flush_denormal(True)
 
     def sentence(self) -> str:
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else plural(self.threads, "thread")

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedexp import tree
 from fedexp.engine.base import has_own
-from fedexp.engine.network import LiveNetwork
+from fedexp.engine.network import LiveNetwork, subnormals_as_zero
 from fedexp.exchange import Answers, Clock, ask, merge, not_finite, sample, survey
 from fedexp.experiment import Experiment, State
 from fedexp.neurons import local_models, measure
@@ -37,6 +37,7 @@ def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
     return state
 
 
+@subnormals_as_zero()
 def play_round(experiment: Experiment, state: State) -> RoundResult:
     """Computes one round from a state that it leaves unchanged."""
     clock, number = Clock(), state.round + 1

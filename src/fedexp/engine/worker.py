@@ -15,6 +15,7 @@ from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Cohort, Engine, PartialEvaluation, Trained, Workbench
 from fedexp.engine.channel import Channel
+from fedexp.engine.network import subnormals_as_zero
 from fedexp.tree import Params, Tree
 
 
@@ -69,6 +70,7 @@ class Worker:
         self.device = torch.device("cpu")
         self.server: Tree = None
 
+    @subnormals_as_zero()
     def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | None:
         """The answer, on the CPU; None where none is sent."""
         match order:
