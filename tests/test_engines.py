@@ -403,7 +403,7 @@ def test_what_decides_how_sums_are_rounded():
     vectorised = arithmetic(engine="vectorised")
     assert vectorised["engine"] == "vectorised"
     others = [arithmetic(threads=2), arithmetic(precision="fp64"), vectorised, arithmetic(engine="vectorised", chunk=2)]
-    others.append(arithmetic(engine="vectorised", convolution="unfold"))
+    others.append(arithmetic(engine="vectorised", convolution="streams"))
     assert all(a != b for i, a in enumerate([alone, *others]) for b in others[i:])
 
 

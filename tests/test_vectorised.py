@@ -20,7 +20,7 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import OutOfMemory, Vectorised
 from fedexp.engine.vectorised_clients import Clients, Job
-from fedexp.engine.vectorised_convolution import UnfoldingNetwork, convolve
+from fedexp.engine.vectorised_convolution import StreamsNetwork, convolve
 from fedexp.engine.vectorised_graphs import Graphs, rounded
 from fedexp.errors import ConfigError
 from fedexp.models.cnn import CNN
@@ -78,7 +78,7 @@ def value_and_gradients(function, x, weight, bias):
     ("kernel", "padding"),
     [((3, 3), (1, 1)), ((5, 5), (2, 2)), ((1, 1), (0, 0)), ((3, 2), (0, 1)), ((5, 3), (4, 0)), ((6, 7), (0, 0))],
 )
-def test_unfolded_convolution(kernel, padding, channels_last):
+def test_convolution_client_by_client(kernel, padding, channels_last):
     x, weight, bias = normal(3, 2, 4, 6, 7), normal(3, 5, 4, *kernel), normal(3, 5)
     if channels_last:
         x, weight = (t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (x, weight))
@@ -88,7 +88,7 @@ def test_unfolded_convolution(kernel, padding, channels_last):
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "unfolded"),
+    ("shape", "options", "taken"),
     [
         ((5, 4, 3, 3), {"padding": 1}, True),
         ((5, 4, 3, 3), {"padding": (1,), "stride": [1, 1]}, True),
@@ -96,11 +96,11 @@ def test_unfolded_convolution(kernel, padding, channels_last):
         ((5, 4, 3, 3), {"dilation": 2}, False),
         ((6, 2, 3, 3), {"groups": 2}, False),
         ((5, 4, 3, 3), {"padding": "same"}, False),
-        ((5, 4, 3, 3), {"padding": 3}, False),
+        ((5, 4, 3, 3), {"padding": 3}, True),
     ],
     ids=str,
 )
-def test_only_plain_convolutions_are_unfolded(shape, options, unfolded, monkeypatch):
+def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypatch):
     calls = Calls(vectorised_convolution.convolve)
     monkeypatch.setattr(vectorised_convolution, "convolve", calls)
     x, weight, bias = normal(3, 2, 4, 7, 7), normal(3, *shape), normal(3, shape[0])
@@ -108,11 +108,11 @@ def test_only_plain_convolutions_are_unfolded(shape, options, unfolded, monkeypa
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with vectorised_convolution._Unfolding():
+        with vectorised_convolution._OneByOne():
             return function(*inputs)
 
     torch.testing.assert_close(value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11)
-    assert calls.count == unfolded
+    assert calls.count == taken
 
 
 def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
@@ -120,7 +120,7 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     calls = Calls(vectorised_convolution.convolve)
     monkeypatch.setattr(vectorised_convolution, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
-    net, shared = UnfoldingNetwork(FunctionalNetwork(module, "fp64")), dict(module.named_parameters())
+    net, shared = StreamsNetwork(FunctionalNetwork(module, "fp64")), dict(module.named_parameters())
     stacked = {name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()}
     x = normal(3, 2, 1, 6, 6)
     vmap(lambda one: net(shared, one).logits)(x)
@@ -131,23 +131,23 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
 
 
 @every_algorithm
-def test_unfolding_engine_is_the_sequential_one(algorithm, monkeypatch):
+def test_engine_with_streams_is_the_sequential_one(algorithm, monkeypatch):
     calls = Calls(vectorised_convolution.convolve)
     monkeypatch.setattr(vectorised_convolution, "convolve", calls)
     experiment = make_experiment(algorithm, model=DEEP)
     state = play(experiment, 1)
-    expected, unfolded = (
+    expected, one_by_one = (
         train(engine, experiment, state, evaluate_local=True)
-        for engine in (Sequential(), Vectorised(convolution="unfold"))
+        for engine in (Sequential(), Vectorised(convolution="streams"))
     )
-    assert_same_training(unfolded, expected)
+    assert_same_training(one_by_one, expected)
     assert calls.count > 0
 
 
 def test_convolution_must_be_known():
     experiment = make_experiment()
-    with pytest.raises(ConfigError, match=r"hardware.convolution=unfolded: must be .*nearest: 'unfold'"):
-        train(Vectorised(convolution="unfolded"), experiment, experiment.initial_state())
+    with pytest.raises(ConfigError, match=r"hardware.convolution=stream: must be .*nearest: 'streams'"):
+        train(Vectorised(convolution="stream"), experiment, experiment.initial_state())
 
 
 # --- chunks and memory
@@ -328,7 +328,7 @@ def test_the_check_itself():
             eval(code, {"values": torch.arange(3)})
 
 
-@pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2, "unfold")], ids=str)
+@pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2, "streams")], ids=str)
 @every_algorithm
 def test_training_does_not_wait(algorithm, engine):
     experiment = make_experiment(algorithm, model=DEEP)
@@ -409,12 +409,12 @@ def recording(capture, *options):
         )
         for algorithm in ALGORITHMS
         for capture in (Closures, Traces)
-        for options in ((), (3,), (None, "unfold"))
+        for options in ((), (3,), (None, "streams"))
     ],
 )
 def test_recorded_steps_are_the_steps(algorithm, capture, options):
     """Over rounds with other clients, learning rates and server states, which a recording must not have kept."""
-    experiment = make_experiment(algorithm, model=DEEP if "unfold" in options else None)
+    experiment = make_experiment(algorithm, model=DEEP if "streams" in options else None)
     state, capture = experiment.initial_state(), capture()
     engine = recording(capture, *options)
     for number in range(1, 5):
@@ -530,7 +530,7 @@ def test_few_kernels_a_step(algorithm, most):
 # --- bf16
 
 
-@pytest.mark.parametrize("convolution", ["grouped", "unfold"])
+@pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_bf16_is_near_fp32(convolution):
     """bf16 keeps 8 bits: one rounding is at most 2^-9 = 0.2 %; after 6 steps, a few per cent of the change."""
     experiment = make_experiment(NTD, model=DEEP)
@@ -581,7 +581,7 @@ class OnGpu:
 
 @pytest.mark.gpu
 @every_algorithm
-@pytest.mark.parametrize("convolution", ["grouped", "unfold"])
+@pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_gpu_is_the_cpu(algorithm, convolution):
     """In float64, which has no graphs."""
     experiment = make_experiment(algorithm, model=DEEP, participation=1.0)
@@ -598,7 +598,7 @@ def test_gpu_is_the_cpu(algorithm, convolution):
 
 @pytest.mark.gpu
 @every_algorithm
-@pytest.mark.parametrize("convolution", ["grouped", "unfold"])
+@pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_gpu_graphs_are_the_steps(algorithm, convolution):
     """In float32, rounds with other clients, server states and learning rates: the same kernels, recorded."""
     experiment = make_experiment(algorithm, model=DEEP)
@@ -611,6 +611,24 @@ def test_gpu_graphs_are_the_steps(algorithm, convolution):
         advance(state, play_round(experiment, state))
     assert not engine._graphs.failed
     assert any(frame.replays for frame in engine._graphs._recorded.values())
+
+
+@pytest.mark.gpu
+def test_gpu_streams_do_not_disturb_each_other():
+    """As large as in training, so that the streams are at work at the same time, and with memory that was used before."""
+
+    def gradients(x, weight):
+        return grad(lambda *inputs: (convolve(*inputs, None, (2, 2)) ** 2).mean(), argnums=(0, 1))(x, weight)
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    for _ in range(20):
+        x = torch.randn(10, 50, 16, 16, 32, device="cuda", generator=generator).permute(0, 1, 4, 2, 3)
+        weight = torch.randn(10, 64, 5, 5, 32, device="cuda", generator=generator).permute(0, 1, 4, 2, 3)
+        together = vmap(gradients)(x, weight)
+        for i in range(10):
+            alone = [t[i].clone().requires_grad_() for t in (x, weight)]
+            expected = torch.autograd.grad((F.conv2d(*alone, padding=2) ** 2).mean(), alone)
+            torch.testing.assert_close([t[i] for t in together], list(expected), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.gpu

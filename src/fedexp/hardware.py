@@ -33,7 +33,7 @@ class Hardware:
     precision: str  # fp32 | tf32 | bf16 | fp64
     threads: int | None  # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
-    convolution: str  # auto | direct | winograd (one client at a time) | grouped | unfold (vectorised engine)
+    convolution: str  # auto | direct | winograd (one client at a time) | grouped | streams (vectorised engine)
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     jobs_per_gpu: int  # of a sweep, at a time, where several jobs run on one machine (fedexp.gpus)
 
@@ -92,7 +92,7 @@ class Hardware:
     def _check_convolution(self, resolved: "Resolved") -> None:
         """Raises ConfigError for a way of convolving that what was chosen does not have."""
         if self.convolution in ONE_CLIENT and resolved.kind == "vectorised":
-            raise ConfigError(f"hardware.convolution={self.convolution}: the vectorised engine has grouped and unfold")
+            raise ConfigError(f"hardware.convolution={self.convolution}: the vectorised engine has grouped and streams")
         if self.convolution == "winograd" and (resolved.device.type != "cpu" or self.precision == "bf16"):
             raise ConfigError("hardware.convolution=winograd: only on a CPU, in fp32 or fp64")
 

@@ -19,6 +19,12 @@ def zeros_like(tree: Tree) -> Tree:
     return tree_map(torch.zeros_like, tree)
 
 
+def room_for(leaf: torch.Tensor, count: int) -> torch.Tensor:
+    """An empty [count, ...] for leaves like this one [...], each in its memory layout."""
+    shape, strides = (count, *leaf.shape), (leaf.numel(), *leaf.stride())
+    return torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """C trees with leaves [...] -> one tree with leaves [C, ...]."""
     return tree_map(lambda *leaves: torch.stack(leaves), *trees)

@@ -98,7 +98,7 @@ MORE = [  # of the same kinds
     ("hardware.precision=fp16", ["hardware.precision=fp16", "fp32, tf32, bf16, fp64"]),
     ("hardware.engine=workers2", ["hardware.engine=workers2", "workers", "vectorised"]),
     ("hardware.workers=0", ["hardware.workers=0", "at least 1"]),
-    ("hardware.convolution=fft", ["hardware.convolution=fft", "grouped, unfold"]),
+    ("hardware.convolution=fft", ["hardware.convolution=fft", "grouped, streams"]),
 ]
 
 

@@ -20,6 +20,7 @@ from fedexp.settings import LocalTraining
 from fedexp.tree import Params, Tree
 
 EVALUATION_BATCH = 500
+EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,14 @@ class Workbench:
         return replace(self, net=net, data=self.data.to(device), heads=heads)
 
     @property
+    def evaluation_batch(self) -> int:
+        """Examples that are evaluated at a time."""
+        return EVALUATION_BATCH_CUDA if self.device.type == "cuda" else EVALUATION_BATCH
+
+    @property
     def evaluation_batches(self) -> int:
         """Into how many batches the test set is cut."""
-        return -(-len(self.data.y_test) // EVALUATION_BATCH)
+        return -(-len(self.data.y_test) // self.evaluation_batch)
 
     def evaluate(self, params: Params) -> Evaluation:
         """Class-wise right answers and mean loss on the whole test set."""
@@ -176,8 +182,8 @@ class Workbench:
         task_correct = torch.zeros(self.data.num_tasks, dtype=torch.int64, device=device)
         losses = torch.zeros(len(batches), dtype=torch.float64, device=self.device)
         for row, number in enumerate(batches):
-            start = number * EVALUATION_BATCH
-            index = torch.arange(start, min(start + EVALUATION_BATCH, len(labels)), device=self.device)
+            start = number * self.evaluation_batch
+            index = torch.arange(start, min(start + self.evaluation_batch, len(labels)), device=self.device)
             x, y = self.load_test(index)
             logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
@@ -196,7 +202,7 @@ class Workbench:
     @torch.no_grad()
     def logits(self, model: Params, numbers: torch.Tensor) -> torch.Tensor:
         """Of a model (with its buffers) on training examples by number, not augmented: [n, C]."""
-        chunks = numbers.to(self.device).split(EVALUATION_BATCH)
+        chunks = numbers.to(self.device).split(self.evaluation_batch)
         return torch.cat([self.net(model, self.load_train(chunk, None)[0]).logits for chunk in chunks])
 
     def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:

@@ -15,7 +15,7 @@ from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import EVALUATION_BATCH, Cohort, Engine, Gather, Trained, Workbench
 from fedexp.engine.vectorised_clients import Clients, Job
-from fedexp.engine.vectorised_convolution import UnfoldingNetwork, unfolds
+from fedexp.engine.vectorised_convolution import StreamsNetwork, uses_streams
 from fedexp.engine.vectorised_graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 from fedexp.tree import Params, Tree
 
@@ -32,7 +32,7 @@ class Vectorised(Engine):
     """For models that treat each example alone."""
 
     chunk: int | None = None  # clients at a time; None: as many as fit into the memory of the device
-    convolution: str = "auto"  # grouped | unfold; auto: unfold on CUDA
+    convolution: str = "auto"  # grouped | streams; auto: streams on CUDA
     cuda_graphs: bool = True  # record local steps as CUDA graphs where they can be; no matter on a CPU
     _fits: int | None = field(default=None, init=False, repr=False, compare=False)  # the chunk of the next round
     _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
@@ -41,7 +41,7 @@ class Vectorised(Engine):
         self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         bench.net.set_buffers(server["buffers"])
-        net = UnfoldingNetwork(bench.net) if unfolds(self.convolution, bench.device) else bench.net
+        net = StreamsNetwork(bench.net) if uses_streams(self.convolution, bench.device) else bench.net
         job = Job(algorithm, bench, net, server, lr)
         if self._graphs is None and self.cuda_graphs and can_be_recorded(bench):
             self._graphs = Graphs(CudaCapture(bench.device))
@@ -80,7 +80,7 @@ class Vectorised(Engine):
             if chunk == 1:
                 raise OutOfMemory(
                     "one client at a time does not fit into the memory of the device; try hardware.precision=bf16, "
-                    f"hardware.convolution=grouped, a smaller local.batch_size or hardware=cpu ({error})"
+                    f"a smaller local.batch_size or hardware=cpu ({error})"
                 ) from None
         log.warning("out of memory with %d clients at a time; round %d again with %d", chunk, cohort.round, chunk // 2)
         if self._graphs is not None:

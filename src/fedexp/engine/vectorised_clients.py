@@ -205,8 +205,7 @@ def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -
 
 def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
     """[...] -> [count, ...], each in the memory layout of the leaf."""
-    shape, strides = (count, *leaf.shape), (leaf.numel(), *leaf.stride())
-    return torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device).copy_(leaf.expand(shape))
+    return tree.room_for(leaf, count).copy_(leaf.expand(count, *leaf.shape))
 
 
 def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:
