@@ -16,7 +16,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
 
 from benchmarks import __main__ as bench
-from benchmarks import bare, gpu, measure, w1
+from benchmarks import bare, convolutions, gpu, measure, w1
 from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
@@ -212,6 +212,15 @@ def test_gpu_benchmark_needs_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
     assert capsys.readouterr().err == "benchmarks.gpu: torch finds no CUDA device on this machine\n"
+
+
+def test_ways_of_convolving_agree():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 4, 6, 7, dtype=torch.float64, generator=draw)
+    weight = torch.randn(3, 5, 4, 5, 5, dtype=torch.float64, generator=draw)
+    expected = torch.stack([F.conv2d(*one, padding=2) for one in zip(x, weight, strict=True)])
+    for way in convolutions.WAYS.values():
+        torch.testing.assert_close(torch.func.vmap(way)(x, weight), expected, rtol=0, atol=1e-12)
 
 
 def test_bare_model_is_the_cnn_of_w1():

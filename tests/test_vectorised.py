@@ -78,8 +78,9 @@ def value_and_gradients(function, x, weight, bias):
     ("kernel", "padding"),
     [((3, 3), (1, 1)), ((5, 5), (2, 2)), ((1, 1), (0, 0)), ((3, 2), (0, 1)), ((5, 3), (4, 0)), ((6, 7), (0, 0))],
 )
-def test_convolution_client_by_client(kernel, padding, channels_last):
-    x, weight, bias = normal(3, 2, 4, 6, 7), normal(3, 5, 4, *kernel), normal(3, 5)
+@pytest.mark.parametrize("channels", [1, 6])
+def test_convolution_client_by_client(channels, kernel, padding, channels_last):
+    x, weight, bias = normal(3, 2, channels, 6, 7), normal(3, 5, channels, *kernel), normal(3, 5)
     if channels_last:
         x, weight = (t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (x, weight))
     ours = value_and_gradients(lambda *inputs: convolve(*inputs, padding), x, weight, bias)
@@ -614,8 +615,23 @@ def test_gpu_graphs_are_the_steps(algorithm, convolution):
 
 
 @pytest.mark.gpu
+def test_gpu_streams_share_memory_of_the_stream_that_waits_for_them(monkeypatch):
+    """Memory that one of them gave back may still be in use there when another one writes."""
+    allocated, room_for = [], tree.room_for
+
+    def recording(leaf, count):
+        allocated.append(torch.cuda.current_stream())
+        return room_for(leaf, count)
+
+    monkeypatch.setattr(tree, "room_for", recording)
+    x, weight = normal(3, 2, 4, 6, 6).cuda(), normal(3, 5, 4, 3, 3).cuda()
+    vmap(grad(lambda *inputs: convolve(*inputs, None, (1, 1)).sum(), argnums=(0, 1)))(x, weight)
+    assert allocated == [torch.cuda.current_stream()] * 3
+
+
+@pytest.mark.gpu
 def test_gpu_streams_do_not_disturb_each_other():
-    """As large as in training, so that the streams are at work at the same time, and with memory that was used before."""
+    """As large as in training, so that the streams are at work at the same time."""
 
     def gradients(x, weight):
         return grad(lambda *inputs: (convolve(*inputs, None, (2, 2)) ** 2).mean(), argnums=(0, 1))(x, weight)

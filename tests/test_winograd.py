@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.models import winograd
-from fedexp.models.cnn import pooled
 
 # images, channels, height, width, output channels, kernel, padding; the first ones take several chunks
 SIZES = [
@@ -167,17 +166,3 @@ def test_where_it_pays(size, saving, pays):
     x, weight, _ = draw(*size[:6])
     assert winograd.Plan.of(x, weight, size[6]).saving == pytest.approx(saving, abs=5e-4)
     assert winograd.pays(x, weight, size[6]) == pays
-
-
-@pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7)])
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_pooling_without_gradient(size, layout):
-    """Bit for bit what it is with one, NaN included."""
-    x = torch.randn(3, 8, *size, generator=torch.Generator().manual_seed(0))
-    x[0, 0, 0, 0] = torch.nan
-    x = x.to(memory_format=layout)
-    with torch.no_grad():
-        actual = pooled(x)
-    expected = pooled(x.requires_grad_()).detach()
-    assert expected.isnan().sum() == 1
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

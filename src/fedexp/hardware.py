@@ -186,6 +186,7 @@ class Resolved:
         tf32 = self.precision in ("tf32", "bf16")
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.deterministic = True  # else it may add in the order in which threads come by
         keep_freed_memory()
 
     def sentence(self) -> str:

@@ -126,6 +126,7 @@ NOT_EXECUTED = {
     "python -m benchmarks.peers": MINUTES,
     "python -m benchmarks.growth": MINUTES,
     "python -m benchmarks.gpu": "needs a GPU",
+    "python -m benchmarks.convolutions": "needs a GPU",
 }
 
 

@@ -22,6 +22,7 @@ from fedexp.models import Output
 from fedexp.tree import Params
 
 CONVOLUTIONS = ("auto", "grouped", "streams")
+FEW_CHANNELS = 4  # of the input, at most, where weights get their gradient in another way
 STREAMS = 16  # more than that are rarely at work on one device at the same time
 
 One = Callable[..., torch.Tensor]  # of the tensors of one client
@@ -98,36 +99,40 @@ def convolve(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    y = _Convolution.apply(x, weight, padding)
-    return y if bias is None else y + bias[:, None, None]
+    return _Convolution.apply(x, weight, bias, padding)
 
 
 class _Convolution(Function):
-    """Without bias."""
+    """F.conv2d of plain convolutions."""
 
     @staticmethod
-    def forward(x, weight, padding):
-        return F.conv2d(x, weight, padding=padding)
+    def forward(x, weight, bias, padding):
+        return F.conv2d(x, weight, bias, padding=padding)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, weight, ctx.padding = inputs
+        x, weight, _, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx, grad):
-        of_x, of_weight, _ = ctx.needs_input_grad
-        grads = list(_Gradients.apply(grad, *ctx.saved_tensors, ctx.padding, of_x, of_weight))
-        return grads.pop(0) if of_x else None, grads.pop(0) if of_weight else None, None
+        wanted = ctx.needs_input_grad[:3]
+        grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, ctx.padding, *wanted))
+        return *(next(grads) if one else None for one in wanted), None
 
     @staticmethod
-    def vmap(info, in_dims, x, weight, padding):
-        (y,), (dim,) = _batched([partial(F.conv2d, padding=padding)], in_dims[:2], x, weight)
+    def vmap(info, in_dims, x, weight, bias, padding):
+        function, dims = partial(F.conv2d, padding=padding), in_dims[:3]
+        if bias is not None and None in dims:
+            return vmap(function, dims)(x, weight, bias), 0
+        if bias is not None:
+            bias = bias.movedim(dims[2], 0)[:, :, None, None]
+        (y,), (dim,) = _batched([function], dims[:2], x, weight, addend=bias)
         return y, dim
 
 
 class _Gradients(Function):
-    """Of a convolution by its input and by its weights, those that are asked for; a function of its own, so that vmap
+    """Of a convolution by its input, weights and bias, those that are asked for; a function of its own, so that vmap
     knows how to compute it."""
 
     @staticmethod
@@ -144,40 +149,69 @@ class _Gradients(Function):
 
     @staticmethod
     def vmap(info, in_dims, grad, x, weight, padding, *wanted):
-        return _batched(_gradients(padding, *wanted), in_dims[:3], grad, x, weight)
+        of_x, of_weight, of_bias = wanted
+        dims = in_dims[:3]
+        few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
+        grads = list(_batched(_gradients(padding, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0])
+        if of_weight and few:
+            grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
+            grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding))
+        return tuple(grads), (0,) * len(grads)
 
 
-def _gradients(padding: tuple[int, int], of_x: bool, of_weight: bool) -> list[One]:
+def _gradients(padding: tuple[int, int], of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
     """Functions of (gradient of the output, x, weight)."""
 
     def gradient(which: int, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ones, mask = (1, 1), [i == which for i in range(3)]
-        return torch.ops.aten.convolution_backward(grad, x, weight, None, ones, padding, ones, False, (0, 0), 1, mask)[
+        sizes = [len(weight)]  # of the bias
+        return torch.ops.aten.convolution_backward(grad, x, weight, sizes, ones, padding, ones, False, (0, 0), 1, mask)[
             which
         ]
 
-    return [partial(gradient, which) for which, wanted in enumerate((of_x, of_weight)) if wanted]
+    return [partial(gradient, which) for which, wanted in enumerate((of_x, of_weight, of_bias)) if wanted]
+
+
+def gradient_of_weights(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]
+) -> torch.Tensor:
+    """Stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O, C, h, w], by matrix products
+    of patches, one for each image.
+
+    For few channels, as images have: cuDNN's way adds in any order, and the one that does not took sixteen times as
+    long (H100, fp32 and tf32; in bf16 it has a good one).
+    """
+    images, channels = x.flatten(0, 1), x.shape[2]
+    (h, w), (top, left) = weight.shape[3:], padding
+    padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
+    windows = padded.unfold(1, h, 1).unfold(2, w, 1)  # [S * B, H', W', C, h, w], a view
+    patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+    each = grad.flatten(0, 1).flatten(2) @ patches
+    return each.unflatten(0, x.shape[:2]).sum(1).unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)
 
 
 def _batched(
-    functions: list[One], in_dims: tuple[int | None, ...], *inputs: torch.Tensor
+    functions: list[One], in_dims: tuple[int | None, ...], *inputs: torch.Tensor, addend: torch.Tensor | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
     """(what each function gives, its stacked dimension): client by client where all inputs are stacked, else (such as
-    in per-example gradients, vmap within vmap) as torch has it."""
+    in per-example gradients, vmap within vmap) as torch has it, without the addend."""
     if None in in_dims:
         outputs = tuple(vmap(function, in_dims)(*inputs) for function in functions)
     else:
         stacked = [value.movedim(dim, 0) for value, dim in zip(inputs, in_dims, strict=True)]  # type: ignore[arg-type]
-        outputs = side_by_side(functions, stacked)
+        outputs = side_by_side(functions, stacked, addend)
     return outputs, (0,) * len(outputs)
 
 
-def side_by_side(functions: list[One], stacked: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Each function of each slice of the first dimension, on CUDA on streams; the results of a function stacked.
+def side_by_side(
+    functions: list[One], stacked: list[torch.Tensor], addend: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Each function of each slice of the first dimension, on CUDA on streams; the results of a function stacked, with
+    the slices of the addend added.
 
-    The streams begin when all that was launched so far is done, and what is launched next waits for them. So memory that
-    one side gives back is used by the other only when it is free, without the allocator being told of it. That does not
-    hold between two streams, so what they share is allocated outside of them.
+    The streams begin when all that was launched so far is done, and what is launched next waits for them. So memory
+    that one side gives back is used by the other only when it is free, without the allocator being told of it. That
+    does not hold between two streams, so what they share is allocated outside of them.
     """
     device, count = stacked[0].device, len(stacked[0])
     here = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -188,7 +222,10 @@ def side_by_side(functions: list[One], stacked: list[torch.Tensor]) -> tuple[tor
         if which not in rooms:
             with torch.cuda.stream(here):
                 rooms[which] = tree.room_for(result, count)
-        rooms[which][i].copy_(result)
+        if addend is None:
+            rooms[which][i].copy_(result)
+        else:
+            torch.add(result, addend[i], out=rooms[which][i])
 
     tasks = [(which, i) for i in range(count) for which in range(len(functions))]
     streams = [] if here is None else _streams(device)[: len(tasks)]

@@ -1,0 +1,95 @@
+"""ReLU of 2 x 2 max-pooling, which is a good part of a step of a small network: one fast way each for CPU and CUDA."""
+
+import logging
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+
+log = logging.getLogger("fedexp")
+
+
+def pooled(x: torch.Tensor) -> torch.Tensor:
+    """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4 times fewer of them."""
+    if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
+        if x.device.type == "cuda" and kernels():
+            return _Pooled.apply(x)[0]
+        stacked = torch._C._are_functorch_transforms_active()
+        ordinary = torch.is_grad_enabled() or stacked or x.device.type != "cpu"
+        if not ordinary and x.is_contiguous(memory_format=torch.channels_last):
+            return _maxima(x).relu_()
+    return F.relu(F.max_pool2d(x, 2, 2))
+
+
+def _maxima(x: torch.Tensor) -> torch.Tensor:
+    """torch's pooling notes where each maximum was, which only a gradient needs: a third of the time without."""
+    n, c, h, w = x.shape
+    rows = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)
+    pairs = torch.maximum(rows[:, :, 0], rows[:, :, 1]).view(n, h // 2, w // 2, 2, c)
+    return torch.maximum(pairs[..., 0, :], pairs[..., 1, :]).permute(0, 3, 1, 2)
+
+
+@lru_cache
+def kernels() -> Any:
+    """Those of Triton, which comes with torch for CUDA on Linux; None where it is missing or cannot compile."""
+    if find_spec("triton") is None:
+        return None
+    try:
+        from fedexp.models import pooling_kernels
+
+        pooling_kernels.spread(*pooling_kernels.pool(torch.zeros(1, 1, 2, 2, device="cuda")))
+        return pooling_kernels
+    except Exception as error:  # such as no C compiler, which Triton needs
+        reason = str(error).strip().split("\n")[0]
+        log.warning("pooling without kernels of its own: Triton does not work here (%s)", reason)
+        return None
+
+
+class _Pooled(Function):
+    """x -> (pooled, places of the maxima)."""
+
+    @staticmethod
+    def forward(x):
+        return kernels().pool(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros as the gradient of the places
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return None if grad is None else _Spread.apply(grad, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        y, where = _Pooled.apply(x.movedim(in_dims[0], 0).flatten(0, 1))
+        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in (y, where)), (0, 0)
+
+
+class _Spread(Function):
+    """The gradient of the pooled image -> that of the image; a function of its own, so that vmap knows it."""
+
+    @staticmethod
+    def forward(grad, where):
+        return kernels().spread(grad, where)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError("the gradient of a gradient through pooling on CUDA")
+
+    @staticmethod
+    def vmap(info, in_dims, grad, where):
+        first = (
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((grad, where), in_dims, strict=True)
+        )
+        return _Spread.apply(*(t.flatten(0, 1) for t in first)).unflatten(0, (info.batch_size, -1)), 0
