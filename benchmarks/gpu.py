@@ -59,9 +59,8 @@ class Gpu:
                 same = read_rounds(self.work / "out", last=o.bare_rounds)
                 if same.examples != bare.examples:
                     raise RuntimeError("fedexp and the bare loop trained different cohorts")
-                seconds = rep.seconds * o.rounds
                 cells = (
-                    f"{seconds:.1f}",
+                    f"{rep.total:.1f}",
                     f"{rep.rate:,.0f}",
                     f"{bare.rate:,.0f}",
                     f"{bare.seconds / same.seconds:.1f}",
