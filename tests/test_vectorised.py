@@ -624,8 +624,8 @@ def test_gpu_streams_share_memory_of_the_stream_that_waits_for_them(monkeypatch)
         return room_for(leaf, count)
 
     monkeypatch.setattr(tree, "room_for", recording)
-    x, weight = normal(3, 2, 4, 6, 6).cuda(), normal(3, 5, 4, 3, 3).cuda()
-    vmap(grad(lambda *inputs: convolve(*inputs, None, (1, 1)).sum(), argnums=(0, 1)))(x, weight)
+    x, weight = normal(3, 2, 6, 6, 6).cuda(), normal(3, 5, 6, 3, 3).cuda()
+    vmap(grad(lambda *inputs: (convolve(*inputs, None, (1, 1)) ** 2).sum(), argnums=(0, 1)))(x, weight)
     assert allocated == [torch.cuda.current_stream()] * 3
 
 
