@@ -75,7 +75,7 @@ def test_all_sweeps_and_notes_are_in_it():
 
 
 def test_a_row_of_the_overview(tmp_path):
-    """Six full cells (12 values) of Table 1's 196, one seed each; one reduced run beside them."""
+    """The committed cells (two values each) of Table 1's 196, one seed each; one reduced run beside them."""
     tables("fedntd_table1", tmp_path)
     run_directory(
         tmp_path / "short",
@@ -90,10 +90,12 @@ def test_a_row_of_the_overview(tmp_path):
     sweep = load_sweep("fedntd_table1", [CONF])
     table = read_table(tmp_path / "table.csv")
     values, full, reduced, seeds, verdicts, commits, hardware = facts(sweep, table)
-    assert (values, full, reduced, seeds) == ("196", "12", "2: `rounds=5`", "1 a value (seed 0)")
-    assert sum(int(part.split()[0]) for part in verdicts.split(", ")) == 12
-    assert commits == "5327ed0, abcdef0, c8a98a6, cc7c469"
-    assert hardware == "AMD EPYC (cpu, fp32), H200 (cuda, fp32), Intel Xeon (cpu, bf16)"
+    runs = COMMITTED["fedntd_table1"]
+    machines = [run["hardware"] for run in runs] + [{"name": "H200", "device": "cuda", "precision": "fp32"}]
+    assert (values, full, reduced, seeds) == ("196", str(2 * len(runs)), "2: `rounds=5`", "1 a value (seed 0)")
+    assert sum(int(part.split()[0]) for part in verdicts.split(", ")) == 2 * len(runs)
+    assert commits == ", ".join(sorted({run["commit"] for run in runs} | {"abcdef0"}))
+    assert hardware == ", ".join(sorted({f"{m['name']} ({m['device']}, {m['precision']})" for m in machines}))
     assert facts(sweep, None)[:2] == ["196", "not run"]
 
 
