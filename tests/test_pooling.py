@@ -92,6 +92,27 @@ def test_where_triton_does_not_work(monkeypatch, caplog):
     pooling.kernels.cache_clear()
 
 
+def test_kernels_are_tried_with_tensors_that_have_memory(monkeypatch):
+    """Also when they are first wanted inside of torch.func.grad, where new tensors are wrapped."""
+    pytest.importorskip("triton")
+    from fedexp.models import pooling_kernels
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
+    monkeypatch.setattr(pooling_kernels, "pool", lambda x: (x, x.data_ptr()))
+    monkeypatch.setattr(pooling_kernels, "spread", lambda y, address: y)
+    pooling.kernels.cache_clear()
+
+    def loss(x):
+        with pytest.raises(RuntimeError, match="data pointer"):
+            zeros(1).data_ptr()
+        assert pooling.kernels() is pooling_kernels
+        return (x * x).sum()
+
+    vmap(grad(loss))(torch.ones(2, 2))
+    pooling.kernels.cache_clear()
+
+
 @pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7)])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_without_gradient(size, layout):

@@ -17,7 +17,6 @@ from fedexp.engine.vectorised import Vectorised
 from fedexp.engine.vectorised_convolution import CONVOLUTIONS
 from fedexp.engine.workers import Workers, spread
 from fedexp.errors import ConfigError, require, require_choice
-from fedexp.models import pooling
 
 log = logging.getLogger("fedexp")
 ONE_CLIENT = ("direct", "winograd")  # ways of convolving outside of the vectorised engine
@@ -188,8 +187,6 @@ class Resolved:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.deterministic = True  # else it may add in the order in which threads come by
-        if self.device.type == "cuda":
-            pooling.kernels()  # tried now: later it would be in the middle of a traced step
         keep_freed_memory()
 
     def sentence(self) -> str:
