@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedexp import tree
-from fedexp.engine.base import EVALUATION_BATCH, Workbench
+from fedexp.engine.base import Workbench
 from fedexp.metrics import neurons
 from fedexp.tree import Params, Tree
 
@@ -19,7 +19,7 @@ def class_means(bench: Workbench, model: Mapping[str, Params]) -> list[np.ndarra
     labels, classes = bench.data.y_test, bench.data.num_classes
     bench.net.set_buffers(model["buffers"])
     sums: list[torch.Tensor] = []
-    for index in torch.arange(len(labels), device=bench.device).split(EVALUATION_BATCH):
+    for index in torch.arange(len(labels), device=bench.device).split(bench.evaluation_batch):
         x, y = bench.load_test(index)
         layers = [layer.to(torch.float64) for layer in bench.net.hidden_activations(model["params"], x)]
         sums = sums or [layer.new_zeros(classes, layer.shape[1]) for layer in layers]

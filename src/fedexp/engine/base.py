@@ -19,7 +19,7 @@ from fedexp.engine.schedule import Schedule
 from fedexp.settings import LocalTraining
 from fedexp.tree import Params, Tree
 
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 100  # so few that what a layer gives is still in a cache when the next one reads it
 EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
 
 

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.engine.base import EVALUATION_BATCH, Cohort, Engine, Gather, Trained, Workbench
+from fedexp.engine.base import Cohort, Engine, Gather, Trained, Workbench
 from fedexp.engine.vectorised_clients import Clients, Job
 from fedexp.engine.vectorised_convolution import StreamsNetwork, uses_streams
 from fedexp.engine.vectorised_graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
@@ -110,7 +110,7 @@ def evaluate_together(job: Job, params: Params) -> torch.Tensor:
     bench, data = job.bench, job.bench.data
     count = len(next(iter(params.values())))
     # Three times as many images as in training take about as much memory, since no backward pass needs anything kept.
-    size = min(3 * bench.local.batch_size, EVALUATION_BATCH)
+    size = min(3 * bench.local.batch_size, bench.evaluation_batch)
     correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=bench.device)
     for start in range(0, len(data.y_test), size):
         index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
