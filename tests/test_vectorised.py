@@ -88,6 +88,19 @@ def test_convolution_client_by_client(channels, kernel, padding, channels_last):
     torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("channels", [1, 6])
+def test_gradients_of_each_example_of_each_client(channels):
+    """vmap within vmap: the weights are stacked once, the examples twice."""
+    x, weight, bias = normal(3, 4, 1, channels, 6, 7), normal(3, 5, channels, 3, 3), normal(3, 5)
+
+    def gradients(function):
+        one = grad(lambda weight, bias, x: (function(x, weight, bias) ** 3).sum(), argnums=(0, 1))
+        return vmap(vmap(one, in_dims=(None, None, 0)))(weight, bias, x)
+
+    ours = gradients(lambda *inputs: convolve(*inputs, (1, 1)))
+    torch.testing.assert_close(ours, gradients(partial(F.conv2d, padding=1)), rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "taken"),
     [
