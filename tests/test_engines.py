@@ -404,6 +404,7 @@ def test_what_decides_how_sums_are_rounded():
     assert vectorised["engine"] == "vectorised"
     others = [arithmetic(threads=2), arithmetic(precision="fp64"), vectorised, arithmetic(engine="vectorised", chunk=2)]
     others.append(arithmetic(engine="vectorised", convolution="streams"))
+    assert (vectorised["convolution"], others[-1]["convolution"]) == ("grouped", "streams")  # what `auto` has become
     assert all(a != b for i, a in enumerate([alone, *others]) for b in others[i:])
 
 

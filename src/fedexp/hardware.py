@@ -14,7 +14,7 @@ from fedexp.engine.distributed import Distributed
 from fedexp.engine.ranks import HOW_TO_START, find_ranks
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import Vectorised
-from fedexp.engine.vectorised_convolution import CONVOLUTIONS
+from fedexp.engine.vectorised_convolution import CONVOLUTIONS, uses_streams
 from fedexp.engine.workers import Workers, spread
 from fedexp.errors import ConfigError, require, require_choice
 
@@ -200,6 +200,9 @@ class Resolved:
     def as_dict(self) -> dict[str, Any]:
         """For summary.json."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
+        convolution = self.convolves
+        if self.kind == "vectorised":
+            convolution = "streams" if uses_streams(self.vectorised.convolution, self.device) else "grouped"
         return {
             "device": str(self.device),
             "name": name,
@@ -207,7 +210,7 @@ class Resolved:
             "precision": self.precision,
             "threads": self.threads,
             "workers": self.workers,
-            "convolution": self.vectorised.convolution if self.kind == "vectorised" else self.convolves,
+            "convolution": convolution,
         }
 
     def arithmetic(self) -> dict[str, Any]:
