@@ -1,6 +1,7 @@
 """Triton kernels: 2 x 2 max-pooling with ReLU, and its gradient, as one pass over memory each (see models.pooling).
 
-Both go through the elements of the pooled image in their order in channels-last memory.
+Both go through the elements of the pooled image in their order in channels-last memory. The place of a maximum is 0 to 3,
+row by row of its window, or 4 where ReLU sets it to zero, so that no gradient goes there.
 """
 
 import torch
@@ -8,7 +9,6 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024  # elements of the pooled image in one program
-CLIPPED = 4  # the place of a maximum that ReLU sets to zero; 0 to 3 are those of a window, row by row
 
 
 @triton.jit
