@@ -1,7 +1,7 @@
 """Triton kernels: 2 x 2 max-pooling with ReLU, and its gradient, as one pass over memory each (see models.pooling).
 
-Both go through the elements of the pooled image in their order in channels-last memory. The place of a maximum is 0 to 3,
-row by row of its window, or 4 where ReLU sets it to zero, so that no gradient goes there.
+Both go through the elements of the pooled image in their order in channels-last memory. The place of a maximum is 0 to
+3, row by row of its window, or 4 where ReLU sets it to zero, so that no gradient goes there.
 """
 
 import torch
