@@ -36,6 +36,37 @@ class Drifting(FedAvg):
         drift = {k: (ctx.client["drift"][k] + params[k] - ctx.server["params"][k]) / 2 for k in params}
         return {"params": {k: params[k] + 0.1 * drift[k] for k in params}}, {"drift": drift}
 """
+FEDEXP = ("-m", "fedexp")
+# Rank 1 dies in the middle of a message of 256 MB, which it sends or receives; rank 0 says what it notices.
+HALF = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from fedexp.engine.distributed import CPU, Packet, RankLost, join, receive
+from fedexp.engine.ranks import find_ranks
+
+sends = sys.argv[1] == "sends"
+ranks = find_ranks(os.environ)
+join(ranks)
+packet = Packet.pack(torch.ones(2**28, dtype=torch.uint8), CPU)
+try:
+    if ranks.rank == 0:
+        receive(1) if sends else packet.send(1)
+    pickled = torch.frombuffer(bytearray(packet.pickled), dtype=torch.uint8)
+    header = torch.tensor([len(pickled), packet.flat.numel(), 0])
+    if sends:
+        works = [dist.isend(part, 0) for part in (header, pickled, packet.flat)]
+        works[1].wait()
+        time.sleep(0.02)
+    else:
+        arriving = torch.zeros_like(packet.flat)
+        works = [dist.irecv(part, 0) for part in (header, pickled, arriving)]
+        while not arriving[0]:
+            pass
+    os.kill(os.getpid(), signal.SIGKILL)
+except RankLost as error:
+    print(error)
+"""
 RUN = (
     *("--config-dir=own", "algorithm=drifting", "rounds=8", "forgetting_metric=all", "seed=3", *SMALL),
     *("hardware.engine=distributed", "tracker=none"),
@@ -60,7 +91,7 @@ def free_port() -> int:
 
 
 class Pair:
-    """Two ranks; what they print goes to files."""
+    """Two ranks of Python; what they print goes to files."""
 
     def __init__(self, folder: Path, *arguments: str):
         meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -69,7 +100,7 @@ class Pair:
         for rank, path in enumerate(self.logs):
             place = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with path.open("w") as log:
-                command = [sys.executable, "-m", "fedexp", *arguments]
+                command = [sys.executable, *arguments]
                 process = subprocess.Popen(
                     command, cwd=folder, env=environment(folder) | place, stdout=log, stderr=subprocess.STDOUT
                 )
@@ -116,10 +147,19 @@ def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank_1", ["sends", "receives"])
+def test_a_rank_that_dies_within_a_message_is_noticed(rank_1, pair):
+    """gloo itself would leave rank 0 waiting for ever."""
+    codes, (said, _) = pair("-c", HALF, rank_1).end()
+    assert codes == [0, -signal.SIGKILL]
+    assert said.startswith("the connection to rank 1 is broken")
+
+
+@pytest.mark.slow
 def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypatch, tmp_path):
     """Rank 1 killed, resumed, rank 0 interrupted, resumed in one process: the undisturbed run, bit for bit."""
     run = tmp_path / "run"
-    two = pair(*RUN, "hydra.run.dir=run")
+    two = pair(*FEDEXP, *RUN, "hydra.run.dir=run")
     wait_for_rounds(run, 1, two.processes[0])
     two.processes[1].send_signal(signal.SIGKILL)
     codes, (said, _) = two.end()
@@ -128,7 +168,7 @@ def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypat
     assert "Traceback" not in said
 
     rows = (run / "rounds.csv").read_bytes().count(b"\n") - 2
-    two = pair(RUN[0], "resume=run")
+    two = pair(*FEDEXP, RUN[0], "resume=run")
     wait_for_rounds(run, rows + 1, two.processes[0])
     two.processes[0].send_signal(signal.SIGTERM)
     codes, (said, other) = two.end()
@@ -154,7 +194,7 @@ def fails_in(job: Path) -> str:
 @pytest.mark.slow
 def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
     """A sweep of three: rank 1 fails, rank 0 fails, nothing fails."""
-    codes, (said, quiet) = pair("--multirun", *RUN, "rounds=1", "algorithm.fails_in='1','0',nobody").end()
+    codes, (said, quiet) = pair(*FEDEXP, "--multirun", *RUN, "rounds=1", "algorithm.fails_in='1','0',nobody").end()
     assert codes == [1, 0]
     assert quiet == ""
     assert "Traceback" not in said
@@ -171,7 +211,7 @@ def test_a_failure_of_any_rank_ends_its_job_only(pair, tmp_path):
 
 @pytest.mark.slow
 def test_bad_input_is_one_message(pair, tmp_path):
-    codes, said = pair(*RUN, "alpha=-1").end()
+    codes, said = pair(*FEDEXP, *RUN, "alpha=-1").end()
     assert codes == [2, 0]
     assert said == ["fedexp: alpha=-1.0: must be a finite number greater than 0\n", ""]
     assert not (tmp_path / "outputs").exists()

@@ -39,7 +39,7 @@ from fedexp.tree import Tree
 CPU = torch.device("cpu")
 GATHERING = timedelta(minutes=10)  # until all processes have started
 # Rank 0 may take long between two orders (a download, pictures). A process that ends is noticed at once all the same,
-# because its connections close; only a host that vanishes without a word is noticed as late as this.
+# because its connections close (see messages); only a host that vanishes without a word is noticed as late as this.
 PATIENCE = timedelta(days=1)
 
 
@@ -264,6 +264,14 @@ def join(ranks: Ranks) -> None:
 
 
 # --- messages
+#
+# gloo tells only those who wait for a message that has not begun to come that the connection is lost. Who sends, or has
+# received a part, waits for ever (gloo's Pair::signalException passes over the operations under way). So nobody waits
+# for these: a message ends with a mark, for which the receiver waits, and is answered by a receipt, for which the
+# sender waits. What came before either is through by then.
+
+RECEIPT = 1  # the tag; messages have 0
+_receipts: dict[int, Any] = {}  # the last that each rank was sent: it is out when that rank sends again
 
 
 @dataclass(frozen=True)
@@ -285,10 +293,18 @@ class Packet:
         return cls(buffer.getvalue(), flat)
 
     def send(self, rank: int) -> None:
+        """Returns when the other side has it."""
+        direct = self.flat.is_cuda
+        header = torch.tensor([len(self.pickled), self.flat.numel(), int(direct)])
+        pickled = torch.frombuffer(bytearray(self.pickled), dtype=torch.uint8)
+        parts = [header, pickled, *([self.flat] if self.flat.numel() and not direct else [])]
         with connection(rank):
-            dist.send(torch.tensor([len(self.pickled), self.flat.numel(), int(self.flat.is_cuda)]), rank)
-            dist.send(torch.frombuffer(bytearray(self.pickled), dtype=torch.uint8), rank)
-            if self.flat.numel():
+            receipt: Any = dist.irecv(torch.empty(1), rank, tag=RECEIPT)
+            sent: list[Any] = [dist.isend(part, rank) for part in (*parts, torch.zeros(1))]
+            receipt.wait()
+            for part in sent:
+                part.wait()
+            if direct and self.flat.numel():
                 dist.send(self.flat, rank)
 
 
@@ -296,12 +312,17 @@ def receive(rank: int) -> Any:
     """The next value from a rank, or a Failure where it cannot be read here."""
     with connection(rank):
         header = torch.zeros(3, dtype=torch.int64)
-        dist.recv(header, rank)
+        dist.recv(header, rank)  # comes in one piece
         length, size, direct = header.tolist()
         pickled = torch.empty(length, dtype=torch.uint8)
-        dist.recv(pickled, rank)
         flat = torch.empty(size, dtype=torch.uint8, device="cuda" if direct else "cpu")
-        if size:
+        coming = [pickled, flat] if size and not direct else [pickled]
+        parts: list[Any] = [dist.irecv(part, rank) for part in (*coming, torch.empty(1))]
+        for part in reversed(parts):  # the mark first
+            part.wait()
+        receipt = torch.zeros(1)
+        _receipts[rank] = receipt, dist.isend(receipt, rank, tag=RECEIPT)
+        if direct and size:
             dist.recv(flat, rank)
     return attempt(_Unpickler(io.BytesIO(pickled.numpy().tobytes()), flat).load)
 
