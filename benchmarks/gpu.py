@@ -12,7 +12,6 @@ from benchmarks.measure import Contestant, Rep, fedexp, markdown, read_rounds, r
 from benchmarks.w1 import OVERRIDES, ROOT, data_overrides, data_sentence, prepare_workload
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
-CHECKPOINT_INTERVAL = 10  # rounds; they take a fraction of a second here, and a state of SCAFFOLD 100 MB
 RESNETS = ("resnet10", "resnet18", "resnet50")
 
 
@@ -27,7 +26,6 @@ class Gpu:
     def fedexp(self, engine: str, precision: str, rounds: int, *overrides: str) -> Rep | None:
         hardware = (f"hardware.device={self.options.device}", f"hardware.engine={engine}")
         settings = (*OVERRIDES, *self.data, *hardware, f"hardware.precision={precision}", f"rounds={rounds}")
-        settings += (f"checkpoint_interval={CHECKPOINT_INTERVAL}",)
         return self._run(f"fedexp {engine} {precision} {' '.join(overrides)}", fedexp(*settings, *overrides))
 
     def bare(self, precision: str) -> Rep | None:
@@ -110,7 +108,6 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="fedexp-gpu-") as scratch:
         gpu = Gpu(options, Path(scratch))
         text = [f"{measure.machine()}. W1, {data_sentence(gpu.data)}, {' '.join(options.overrides)}".strip(", ")]
-        text[0] += f"; a checkpoint every {CHECKPOINT_INTERVAL} rounds."
         text += [gpu.headline(), gpu.algorithms(), gpu.resnets(), *gpu.left_out]
     print("\n\n".join(text))
     if options.device.startswith("cuda"):

@@ -3,14 +3,17 @@
 import io
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedexp import checkpoint, files
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.errors import ConfigError, StorageError
 from fedexp.files import CsvFile
+from fedexp.run import play_round
 from test_algorithms import record, tables
 from world import make_experiment
 
@@ -127,6 +130,26 @@ def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
         assert before[i - 1] == ("sync", f"checkpoint/clients/.{name}.{os.getpid()}.tmp")
     assert before[-2:] == [("move", "checkpoint/previous.pt"), ("sync", f"checkpoint/.latest.pt.{os.getpid()}.tmp")]
     assert calls[last + 1] == ("sync", "checkpoint")
+
+
+def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
+    """A round takes 1.5 s and a checkpoint 0.25 s, so that the next is due 5 s later: after four rounds."""
+    now, saved = [0.0], []
+    monkeypatch.setattr("fedexp.record.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def taking(seconds, function, calls):
+        def slow(*arguments):
+            now[0] += seconds
+            calls.append(arguments)
+            return function(*arguments)
+
+        return slow
+
+    monkeypatch.setattr(checkpoint, "save", taking(0.25, checkpoint.save, saved))
+    monkeypatch.setattr("fedexp.run.play_round", taking(1.5, play_round, []))
+    short = make_experiment(FedAvg(), rounds=10, checkpoint_interval=None)
+    record(short, tmp_path, resume=False)
+    assert [state["round"] for _, state in saved] == [0, 4, 8, 10]  # the last in any case
 
 
 def test_without_links_the_state_before_is_copied(monkeypatch, tmp_path, undisturbed):

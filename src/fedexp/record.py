@@ -25,6 +25,7 @@ from fedexp.tree import Tree
 
 log = logging.getLogger("fedexp")
 
+SAVING_SHARE = 0.05  # of the time, for checkpoints that are saved as often as they can be
 # Of a round, in their order. "writing" is that of the round before: its own is not over when its row is written.
 PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
 TAIL = (
@@ -67,6 +68,7 @@ class Recorder:
         self.files = files.RunFiles(directory, names, lengths)
         data = experiment.bench.data
         self.writing_seconds = 0.0  # since the last row
+        self._saved_at, self._saving_seconds = time.perf_counter(), 0.0  # the last checkpoint: its end, what it took
         self.totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
         tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
         self.task_totals = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
@@ -107,7 +109,7 @@ class Recorder:
             }
             self._write_round(state, result.round, result.evaluation, values)
             self._write_clients(state, result)
-            if state.status != "running" or state.round % self.experiment.settings.checkpoint_interval == 0:
+            if state.status != "running" or self._is_due(state.round):
                 self.save_checkpoint(state)
             self.writing_seconds = time.perf_counter() - start
 
@@ -115,10 +117,20 @@ class Recorder:
         """The state together with the lengths of the files that belong to it."""
         if not state.accuracy:
             return  # nothing has been recorded yet
+        start = time.perf_counter()
         lengths = self.files.lengths()  # first: a directory that was removed is not made again
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
         checkpoint.save(self.directory, state.to_tree(versions) | {"lengths": lengths})
         state.clients.tidy()
+        self._saved_at = time.perf_counter()
+        self._saving_seconds = self._saved_at - start
+
+    def _is_due(self, number: int) -> bool:
+        """Whether to save the state after this round."""
+        interval = self.experiment.settings.checkpoint_interval
+        if interval is not None:
+            return number % interval == 0
+        return self._saving_seconds <= SAVING_SHARE * (time.perf_counter() - self._saved_at)
 
     def _update_status(self, state: State, result: RoundResult) -> None:
         if result.not_finite is not None:

@@ -84,7 +84,7 @@ class Settings:
     eval_interval: int
     targets: list[float]
     target_fractions: list[float]
-    checkpoint_interval: int
+    checkpoint_interval: int | None  # None: after every round, or as often as takes little of the time
     data_dir: str
     resume: str | None
     augment: bool
@@ -98,7 +98,8 @@ class Settings:
         require(0 < self.participation <= 1, "participation", self.participation, "greater than 0 and at most 1")
         require_choice("weighting", self.weighting, ("examples", "uniform"))
         require(self.eval_interval >= 1, "eval_interval", self.eval_interval, "at least 1")
-        require(self.checkpoint_interval >= 1, "checkpoint_interval", self.checkpoint_interval, "at least 1")
+        interval = self.checkpoint_interval
+        require(interval is None or interval >= 1, "checkpoint_interval", interval, "at least 1, or null")
         for key in ("targets", "target_fractions"):
             for value in getattr(self, key):
                 require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")

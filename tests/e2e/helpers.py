@@ -12,7 +12,7 @@ from fedexp.client_states import ClientStates
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # A federation that trains a round in a tenth of a second.
 SMALL = ("num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false")
-SMALL = (*SMALL, "hardware=cpu", "hardware.engine=sequential", "hardware.threads=1")
+SMALL = (*SMALL, "hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "checkpoint_interval=1")
 
 # An algorithm that fails.
 ALGORITHM = """
