@@ -56,7 +56,11 @@ class FedCurv(FedAvg):
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         p, q = ctx.begin["u"], ctx.begin["v"]
-        return self.lambda_ * torch.stack([(p[k] * w * w - 2 * q[k] * w).sum() for k, w in params.items()]).sum()
+        # 2 <w, P w - Q> - <P w, w>, all but the first w held still: the same value, and nothing is left to autograd but
+        # the gradient 2 (P w - Q), which takes less than half of the time.
+        still = {k: w.detach() for k, w in params.items()}
+        scaled = {k: p[k] * w for k, w in still.items()}
+        return self.lambda_ * (2 * tree.dot(params, tree.subtract(scaled, q)) - tree.dot(scaled, still))
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         u = self.fisher(net, params, data, ctx)
