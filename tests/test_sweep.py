@@ -14,7 +14,7 @@ from fedexp import cli, memory, preview
 from fedexp.build import build
 from fedexp.errors import ConfigError
 from fedexp.explain import list_options
-from fedexp.identity import content_hash, essential, group_name
+from fedexp.identity import essential, group_name, short_hash
 from fedexp.lock import Occupied, is_occupied, occupied
 from fedexp.memory import peak_memory
 from fedexp.preview import Planned, estimate, expand, plan, status
@@ -142,7 +142,7 @@ def test_a_name_stands_for_what_decides_the_result():
     from omegaconf import OmegaConf
 
     def digest(*overrides):
-        return content_hash(OmegaConf.to_container(composed(*overrides), resolve=True))
+        return short_hash(OmegaConf.to_container(composed(*overrides), resolve=True))
 
     same = ["tracker=none", "figures=false", "hardware.workers=2", "checkpoint_interval=5", "data_dir=elsewhere"]
     assert len({digest(override) for override in ("seed=0", *same)}) == 1

@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from fedexp import checkpoint, files, gpus, tree
+from fedexp import checkpoint, files, gpus, origin, tree
+from fedexp.arguments import key_of, read_overrides
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.hardware import Resolved
-from fedexp.identity import essential
 from fedexp.launchers import Place
 from fedexp.lock import occupied
 from fedexp.memory import peak_memory
@@ -48,6 +48,7 @@ class Job:
 
 def execute(job: Job) -> dict[str, Any]:
     """Runs a job to its end and returns its summary. User errors raise ConfigError and leave nothing behind."""
+    job = at_its_place(job)
     built = build(job.config)
     container = resolve(job.config) | {"choices": dict(job.choices)}
     with ExitStack() as held:
@@ -65,6 +66,16 @@ def execute(job: Job) -> dict[str, Any]:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
         return start(job, built, container, prepared, saved)
+
+
+def at_its_place(job: Job) -> Job:
+    """A job that is resumed, with relative paths of data as it was started with them."""
+    stored = job.directory / ".hydra" / "overrides.yaml"
+    if job.sweep is not None or job.config.get("resume") is None or not stored.exists():
+        return job
+    before = set(read_overrides(stored))
+    typed = [key_of(override) for override in job.overrides if override not in before]
+    return replace(job, config=origin.from_where_it_began(job.config, job.directory, typed))
 
 
 @contextmanager
@@ -108,6 +119,7 @@ def start(
         state = experiment.initial_state()
     else:
         state = State.from_tree(saved.state, hardware.device, job.directory)
+        origin.check_data(job.directory, experiment.bench.data)
         check_partition(job.directory, experiment)
     with files.storing(job.directory):
         for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
@@ -127,6 +139,7 @@ def start(
             write_inputs(job, container, experiment)
         elif saved.problem is not None:
             checkpoint.set_aside(job.directory)
+        origin.note(job.directory, container, experiment.bench.data)
         return conduct(job, built, container, experiment, hardware, state, saved)
     finally:
         log.removeHandler(handler)
@@ -175,7 +188,11 @@ def conduct(
         state.wandb_id = tracker.run_id
         run(experiment, state, recorder)
         summary = (
-            {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(container, hardware)
+            {"status": state.status}
+            | identity(job, built)
+            | origin.fingerprint_of(job.directory)
+            | recorder.summary(state)
+            | environment(container, hardware)
         )
         summary["peak_memory"] = peak_memory(hardware.device)
         pictures = write_results(job.directory, state, summary, built.settings.figures)
@@ -204,14 +221,7 @@ def check_new(directory: Path) -> None:
 
 def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
     """Makes sure that the run there was begun with this configuration."""
-    saved_config = read_config(directory)
-    now, before = essential(container), essential(saved_config)
-    differing = [
-        f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
-        for key in sorted(now.keys() | before.keys())
-        if now.get(key) != before.get(key)
-    ]
-    if differing:
+    if differing := origin.differences(directory, read_config(directory), container):
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
 
 

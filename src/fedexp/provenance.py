@@ -12,14 +12,14 @@ import torch
 
 import fedexp
 from fedexp.hardware import Resolved
-from fedexp.identity import content_hash
+from fedexp.identity import fingerprint
 
 
 def environment(container: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
     """With what the numbers were made; under `determinism`, all that would have to be equal, beside the data, for them
     to come out the same to the last bit."""
     made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
-    decisive = {"config": content_hash(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
+    decisive = {"config": fingerprint(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
     decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
     return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
 

@@ -1,0 +1,216 @@
+"""Fingerprints: what they count, what not, and the hash of format 1, by which earlier directories are found."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedexp import format_1, origin
+from fedexp.build import find_class, resolve
+from fedexp.errors import ConfigError
+from fedexp.identity import data_marks, essential, fingerprint, former_hash, found_name, group_name, short_hash
+from fedexp.job import check_resume
+from fedexp.trust import targets
+from world import CONF, composed, make_experiment
+
+FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"  # a job of the code before format 2
+
+# (command line, its hash, the hash of its group) as the code before format 2 made them, with data_dir=data.
+HASHES = [
+    ("", "e9f10c3b", "ca265d42"),
+    ("dataset=digits algorithm=fedntd seed=3", "6e99896a", "c57eac50"),
+    ("experiment=fedntd/cifar10_s2 algorithm=moon", "2f8c83ba", "66b276b7"),
+    ("experiment=cfed/text_class", "4a81fc06", "ab55e604"),
+    ("experiment=cfed/text_domain_noniid algorithm=cfed_c", "4825e2d6", "d8160855"),
+    ("experiment=flashback/femnist_500 algorithm=flashback", "96d3811b", "566c5ca5"),
+    ("experiment=fedka/tiny_imagenet algorithm=fedka", "388c961b", "d0545f1a"),
+    ("experiment=cfed/image_class algorithm=feddmc_full", "ec4dd2ab", "cceb97f8"),
+    ("dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold", "127bb9e0", "c1d2393d"),
+    ("dataset=cinic10 partition=sharding algorithm=feddyn data_dir=data forgetting_metric=all", "889225a5", "c799d721"),
+    ("partition=file partition.path=p.npz model=resnet56_bottleneck algorithm=fedrod", "b9a3c885", "264fc12f"),
+    ("dataset=mnist algorithm=fedreg hardware.precision=fp64", "b652cb08", "ebee745f"),
+    ("experiment=fedntd/mnist_s2 algorithm=feddf public.fraction=0.1 partition=shards", "36935f8f", "0b06f50a"),
+    (
+        "scenario=domain_incremental dataset=thucnews model=textcnn algorithm=ewc surrogate.dataset=weibo",
+        "1fd3d2e4",
+        "27d52edf",
+    ),
+]
+CHOICES = dict.fromkeys(("algorithm", "dataset", "partition"), "x")
+
+
+def container(*overrides):
+    return resolve(composed(*overrides, "data_dir=data"))
+
+
+def moved(node):
+    """As if every class of fedexp lay in another module."""
+    if isinstance(node, list):
+        return [moved(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    own = {k: v for k, v in node.items() if k == "_target_" and v.startswith("fedexp.")}
+    return {k: moved(v) for k, v in node.items()} | {k: f"fedexp.new.{v.rpartition('.')[2]}" for k, v in own.items()}
+
+
+def tree(root, names=("a", "b"), size=3):
+    """<root>/{train,test}/{x,y}/<name>.png"""
+    for split in ("train", "test"):
+        for label in ("x", "y"):
+            (root / split / label).mkdir(parents=True)
+            for name in names:
+                (root / split / label / f"{name}.png").write_bytes(b"p" * size)
+    return root
+
+
+def folder(root, *overrides):
+    return container("dataset=image_folder", f"dataset.root={root}", *overrides)
+
+
+@pytest.mark.parametrize(("line", "digest", "group"), HASHES)
+def test_hashes_of_format_1_are_those_of_then(line, digest, group):
+    """Also when the classes have moved."""
+    values = container(*line.split())
+    for each in (values, moved(values)):
+        assert former_hash(each) == digest
+        assert group_name(each | {"choices": CHOICES}).rpartition("_")[2] == group
+    assert fingerprint(values) == fingerprint(moved(values))
+    assert essential(values) == essential(moved(values))
+
+
+def test_a_stored_run_has_the_hash_of_its_directory():
+    config = yaml.safe_load((FORMER / "config.yaml").read_text())
+    assert FORMER.name.endswith(former_hash(config))
+    assert former_hash(moved(config)) == former_hash(config)
+
+
+def test_every_class_of_the_options_counts_by_its_name_alone():
+    """So no two of them may share one, and each can be imported."""
+    found = {
+        name for path in CONF.rglob("*.yaml") for name in targets(yaml.safe_load(path.read_text())) if "fedexp." in name
+    }
+    names = [name.rpartition(".")[2] for name in found]
+    assert len(set(names)) == len(names) > 50
+    assert set(format_1.FORMER) <= {*names}, "a class was renamed: fingerprints and hashes of format 1 hang on its name"
+    for name in found - {"fedexp.callbacks.Sweeps"}:
+        find_class(name, "_target_")
+
+
+def test_a_fingerprint_counts_classes_and_values():
+    values = container()
+    assert fingerprint(values).startswith("2:")
+    assert len(fingerprint(values)) == 2 + 64
+    assert fingerprint(values)[2:10] == short_hash(values)
+    changes = [
+        ("algorithm", "fedexp.algorithms.moon.Moon"),
+        ("algorithm", "mine.FedAvg"),
+        ("algorithm", "other.FedAvg"),
+    ]
+    digests = {fingerprint(values)}
+    for group, target in changes:  # a class of a user's own counts with its module
+        changed = copy.deepcopy(values)
+        changed[group]["_target_"] = target
+        digests.add(fingerprint(changed))
+    assert len(digests) == 4
+    assert fingerprint(values | {"choices": {"algorithm": "mine"}}) == fingerprint(values)
+
+
+def test_the_data_count_and_not_their_path(tmp_path, monkeypatch):
+    first, same = tree(tmp_path / "a" / "photos"), tree(tmp_path / "b" / "images")
+    digest = fingerprint(folder(first))
+    assert fingerprint(folder(same)) == digest
+    monkeypatch.chdir(tmp_path)
+    assert fingerprint(folder("a/photos")) == digest
+    others = [tree(tmp_path / "c" / "photos", names=("a", "c")), tree(tmp_path / "d" / "photos", size=4)]
+    assert len({digest, *(fingerprint(folder(other)) for other in others)}) == 3
+    (first / "valid").mkdir()  # not used
+    (first / "train" / ".DS_Store").write_text("hidden")
+    assert fingerprint(folder(first)) == digest
+    assert fingerprint(folder(tmp_path / "none")) != fingerprint(folder(tmp_path / "no"))  # two jobs that will fail
+    (first / "train" / "x" / "loop").symlink_to(first / "train")
+    (first / "train" / "x" / "gone.png").symlink_to(tmp_path / "nothing")
+    assert data_marks(folder(first))["dataset.root"].startswith("9 files ")  # each folder once
+
+
+def test_data_of_surrogates_and_domains_count_likewise(tmp_path):
+    """Whose nodes lie deeper, and in a list."""
+    options = ("surrogate.dataset=image_folder", "algorithm=cfed")
+    roots = [
+        f"+surrogate.options={{root: '{tree(tmp_path / name, size=n)}'}}" for name, n in (("a", 3), ("b", 3), ("c", 4))
+    ]
+    digests = [fingerprint(container(*options, root)) for root in roots]
+    assert digests[0] == digests[1] != digests[2]
+    words = ("scenario=domain_incremental", "dataset=thucnews", "model=textcnn")
+    assert fingerprint(container(*words)) == fingerprint(resolve(composed(*words, "data_dir=elsewhere")))
+
+
+def test_published_data_count_by_their_name(tmp_path):
+    """cinic10 is fetched by the first run: its files may come between two commands."""
+    values = [resolve(composed("dataset=cinic10", f"data_dir={tmp_path / name}")) for name in ("a", "b")]
+    tree(tmp_path / "a" / "cinic10")
+    assert fingerprint(values[0]) == fingerprint(values[1])
+
+
+def test_a_partition_file_counts_by_its_content(tmp_path):
+    digests = []
+    for name, text in (("a", "[[0]]"), ("b", "[[0]]"), ("c", "[[1]]")):
+        (tmp_path / f"{name}.json").write_text(text)
+        digests.append(fingerprint(container("partition=file", f"partition.path={tmp_path}/{name}.json")))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_directory_of_format_1_is_used_where_it_is_the_only_one(tmp_path):
+    values = container()
+    new, old = f"job_{short_hash(values)}", f"job_{former_hash(values)}"
+    assert found_name(tmp_path, "job", values) == new
+    (tmp_path / old).mkdir()
+    assert found_name(tmp_path, "job", moved(values)) == old
+    (tmp_path / new).mkdir()
+    assert found_name(tmp_path, "job", values) == new
+
+
+def write(directory, values, data=None):
+    directory.mkdir(exist_ok=True)
+    (directory / "config.yaml").write_text(yaml.safe_dump(values))
+    if data is not None:
+        origin.note(directory, values, data)
+    return directory
+
+
+def test_what_may_differ_on_resume(tmp_path):
+    data = make_experiment().bench.data
+    photos = tree(tmp_path / "photos")
+    noted = write(tmp_path / "noted", folder(photos), data)
+    former = write(tmp_path / "former", folder(photos))
+    shutil.move(photos, tmp_path / "elsewhere")
+    for run in (noted, former):  # of the second it is not known what the data were
+        check_resume(run, folder(tmp_path / "elsewhere"))
+        check_resume(run, moved(folder(tmp_path / "elsewhere", "tracker=none")))
+        with pytest.raises(ConfigError, match=r"algorithm\._target_: FedAvg there, FedNTD asked for"):
+            check_resume(run, folder(tmp_path / "elsewhere", "algorithm=fedntd"))
+    other = tree(tmp_path / "other", names=("a",))
+    with pytest.raises(ConfigError, match=r"dataset\.root: 8 files \w+ there, 4 files \w+ asked for"):
+        check_resume(noted, folder(other))
+    shutil.move(tmp_path / "elsewhere", photos)
+    with pytest.raises(ConfigError, match=r"dataset\.root: 8 files"):
+        check_resume(former, folder(other))  # its data still lie where its config.yaml says
+
+
+def test_what_a_directory_notes(tmp_path):
+    """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see world.Noise."""
+    data, values = make_experiment().bench.data, container()
+    origin.note(tmp_path, values, data)
+    found = json.loads((tmp_path / "fingerprint.json").read_text())
+    assert (found["fingerprint"], found["marks"], found["directory"]) == (fingerprint(values), {}, str(Path.cwd()))
+    kept = {key: found["data"][key] for key in ("train", "test", "classes", "shape")}
+    assert kept == {"train": 40, "test": 20, "classes": 4, "shape": [6, 6, 1]}
+    origin.check_data(tmp_path, data)
+    labels = data.y_train.clone()
+    labels[0] = 1 - labels[0]
+    with pytest.raises(ConfigError, match=r"the data are not those .*\n  labels: \w+ there, \w+ now"):
+        origin.check_data(tmp_path, type(data)(**vars(data) | {"y_train": labels}))
+    (tmp_path / "fingerprint.json").write_text("[")
+    origin.check_data(tmp_path, data)  # of which nothing is known
