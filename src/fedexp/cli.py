@@ -7,12 +7,12 @@ torch is imported by `fedexp.job`, which is imported late, so that help and `--c
 import argparse
 import io
 import os
-import signal
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from typing import Any
 
+from fedexp import interrupts
 from fedexp.arguments import conf_directory, config_directories, expand_resume, sort_out
 from fedexp.engine.ranks import find_ranks
 from fedexp.errors import FAILED, INTERRUPTED, ConfigError, say
@@ -20,7 +20,10 @@ from fedexp.errors import FAILED, INTERRUPTED, ConfigError, say
 
 def main() -> int:
     """The console script. Everything global (signals, logging, environment) is set here and nowhere else."""
+    interrupts.hold()  # until everything is imported: `fedexp.task` and below
     arguments, ranks = sys.argv[1:], find_ranks()
+    if not {"", os.getcwd()} & set(sys.path[:1]):
+        os.environ["PYTHONSAFEPATH"] = "1"  # nor do processes that are started from here import from the directory
     # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray withholds lines of a job that are like those of another
@@ -28,12 +31,20 @@ def main() -> int:
         return answer(arguments, nullcontext())
     from fedexp.engine.distributed import follow, leading
 
+    try:
+        interrupts.release()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return follow(ranks) if ranks.rank else answer(arguments, leading(ranks))
 
 
 def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
     """Does what was asked, with the other ranks at hand; the exit code."""
     try:
+        if folders := config_directories(arguments):
+            from fedexp.yaml_files import check_directories
+
+            check_directories(folders)
         with together:
             if "--help" in arguments or "-h" in arguments:
                 from fedexp.help import help_text
@@ -45,7 +56,9 @@ def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
 
                 print(answer_shell(arguments, [*config_directories(arguments), conf_directory()]))
                 return 0
-            return run_hydra(arguments)
+            code = run_hydra(arguments)
+            interrupts.release()
+            return code
     except ConfigError as error:
         return say(str(error))
     except KeyboardInterrupt:
@@ -62,6 +75,7 @@ def run_hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from fedexp import composing
     from fedexp.callbacks import begun, ended, running
     from fedexp.explain import explain
     from fedexp.identity import register
@@ -71,7 +85,7 @@ def run_hydra(arguments: list[str]) -> int:
     from fedexp.task import run_job
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
-    signal.signal(signal.SIGTERM, interrupt)
+    composing.install()
     register()
     register_launchers(conf_directory())
     asked = sort_out(expand_resume(arguments))
@@ -85,6 +99,7 @@ def run_hydra(arguments: list[str]) -> int:
 
     try:
         if asked.preview:
+            interrupts.release()
             return show_preview(asked.launches, config_directories(arguments))
         for overrides in asked.launches:
             check_installed(overrides)
@@ -135,8 +150,3 @@ def words_of_hydra(shown: Collection[str]) -> Iterator[None]:
             raise
         raise ConfigError(said.getvalue().strip()) from stop
     print(said.getvalue(), end="", file=sys.stderr)
-
-
-def interrupt(number: int, frame: Any) -> None:
-    """SIGTERM (Slurm's preemption, `kill`) saves and stops like Ctrl+C."""
-    raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from fedexp import checkpoint, files, gpus, tree
+from fedexp import checkpoint, files, gpus, tree, yaml_files
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
@@ -18,6 +18,7 @@ from fedexp.experiment import Experiment, Stage, State
 from fedexp.hardware import Resolved
 from fedexp.identity import essential
 from fedexp.launchers import Place
+from fedexp.links import require_no_way_out
 from fedexp.lock import occupied
 from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
@@ -53,6 +54,7 @@ def execute(job: Job) -> dict[str, Any]:
     with ExitStack() as held:
         # A job of a sweep may wait for a GPU, and nobody shall begin it meanwhile.
         if ours := job.sweep is not None or (job.directory / files.CONFIG).exists():
+            require_no_way_out(job.directory)
             make_directory(job.directory)
             held.enter_context(occupied(job.directory))
         saved, summary = find_start(job, built, container)
@@ -218,7 +220,7 @@ def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
 def read_config(directory: Path) -> dict[str, Any]:
     path = directory / files.CONFIG
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml_files.load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
