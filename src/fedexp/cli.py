@@ -15,7 +15,7 @@ from typing import Any
 from fedexp import interrupts
 from fedexp.arguments import conf_directory, config_directories, expand_resume, sort_out
 from fedexp.engine.ranks import find_ranks
-from fedexp.errors import FAILED, INTERRUPTED, ConfigError, say
+from fedexp.errors import FAILED, INTERRUPTED, ConfigError, lacks_memory, say, say_no_memory
 
 
 def main() -> int:
@@ -95,7 +95,12 @@ def run_hydra(arguments: list[str]) -> int:
     ended.clear()
 
     def task(config: Any) -> None:
-        outcomes.append(run_job(config))
+        try:
+            outcomes.append(run_job(config))
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            outcomes.append(say_no_memory(error))  # torch could not be imported
 
     try:
         if asked.preview:
@@ -119,6 +124,8 @@ def run_hydra(arguments: list[str]) -> int:
             (directory, launcher) = running.popitem()
             if launcher != "basic":
                 return say(broken(error, directory, launcher), FAILED)
+        if lacks_memory(error):
+            return say_no_memory(error)
         if isinstance(error, OSError):
             return say(f"{error.filename}: cannot be written ({error.strerror})")
         raise
