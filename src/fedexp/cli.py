@@ -20,9 +20,13 @@ from fedexp.errors import FAILED, INTERRUPTED, ConfigError, lacks_memory, say, s
 
 def main() -> int:
     """The console script. Everything global (signals, logging, environment) is set here and nowhere else."""
+    if sys.getfilesystemencoding().lower() != "utf-8":
+        # A locale without UTF-8, with which paths that somebody else wrote cannot be opened: the same process anew.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     interrupts.hold()  # until everything is imported: `fedexp.task` and below
     arguments, ranks = sys.argv[1:], find_ranks()
-    if not {"", os.getcwd()} & set(sys.path[:1]):
+    if not {"", here()} & set(sys.path[:1]):
         os.environ["PYTHONSAFEPATH"] = "1"  # nor do processes that are started from here import from the directory
     # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -41,6 +45,8 @@ def main() -> int:
 def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
     """Does what was asked, with the other ranks at hand; the exit code."""
     try:
+        if wrong := [repr(each) for each in [*arguments, here()] if surrogate(each)]:
+            raise ConfigError(f"{wrong[0]}: is not UTF-8 text; give the file or directory another name")
         if folders := config_directories(arguments):
             from fedexp.yaml_files import check_directories
 
@@ -66,6 +72,19 @@ def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def here() -> str:
+    """The working directory; an empty text where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def surrogate(text: str) -> bool:
+    """Whether it stands for bytes that are no text."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def run_hydra(arguments: list[str]) -> int:

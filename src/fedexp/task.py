@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp import interrupts
-from fedexp.errors import BAD_INPUT, FAILED, ConfigError, StorageError, lacks_memory, say, say_no_memory
+from fedexp.errors import BAD_INPUT, FAILED, ConfigError, StorageError, say
 from fedexp.files import shorten
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ def run_job(config: Any) -> int:
         record_failure(job, str(error), FAILED)
         return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
     except Exception as error:
-        if lacks_memory(error) and not job.directory.is_dir():  # nothing was begun that a report could lie in
-            return say_no_memory(error)
         where = record_failure(job, traceback.format_exc(), FAILED)
         print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
         return FAILED
