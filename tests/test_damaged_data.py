@@ -5,6 +5,9 @@ error. Each format is damaged in the ways that are known, and then at random (mo
 import gzip
 import io
 import json
+import os
+import re
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -16,6 +19,7 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedexp.data.image_files import list_images
 from fedexp.data.partition import Partition, load_npz
 from fedexp.data.partition_file import read_clients
 from fedexp.data.text import read_vectors, read_vocabulary
@@ -314,3 +318,42 @@ def test_random_damage(name, tmp_path):
 @pytest.mark.parametrize("name", FORMATS)
 def test_much_random_damage(name, tmp_path):
     damage(name, tmp_path, 500)
+
+
+# ---- what a folder may hold beside files
+
+
+def images_with(folder: Path, name: str) -> Path:
+    (folder / "a").mkdir()
+    Image.new("L", (4, 4)).save(folder / "a" / "0.png")
+    return folder / "a" / name
+
+
+@pytest.mark.parametrize("kind", ["a link to nothing", "a link to itself", "a pipe", "a circle of folders"])
+def test_what_is_no_image_is_named_within_seconds(kind, tmp_path):
+    """A pipe would be waited for, and folders in a circle would be read forty times over."""
+    path = images_with(tmp_path, "loop" if kind == "a circle of folders" else "1.png")
+    match kind:
+        case "a link to nothing":
+            path.symlink_to("nowhere")
+        case "a link to itself":
+            path.symlink_to(path)
+        case "a pipe":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to(tmp_path / "a")
+    with pytest.raises(ConfigError, match=re.escape(str(path))):
+        list_images(tmp_path / "a")
+
+
+def test_links_to_images_and_folders_are_followed(tmp_path):
+    path = images_with(tmp_path, "1.png")
+    path.symlink_to("0.png")
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "a" / "0.png", tmp_path / "other")
+    for name in ("first", "second"):
+        (tmp_path / "a" / name).symlink_to(tmp_path / "other")
+    found = [file.path for file in list_images(tmp_path / "a")]
+    assert [Path(each).relative_to(tmp_path / "a").as_posix() for each in found] == [
+        *("0.png", "1.png", "first/0.png", "second/0.png")
+    ]

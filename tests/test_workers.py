@@ -134,6 +134,15 @@ def test_the_number_of_workers_changes_no_bit(count):
 
 
 @pytest.mark.slow
+def test_modules_of_the_current_directory_are_not_imported(tmp_path, monkeypatch):
+    for name in ("fedexp", "random", "torch"):
+        (tmp_path / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    cohort, trained = train(Workers(Sequential(), [PROCESS] * 2, share=False), FedAvg())
+    assert len(trained.losses) == len(cohort.clients)
+    assert not (tmp_path / "stolen").exists()
+
+
 def test_workers_can_vectorise_their_shares():
     expected = train(Sequential(), FedAvg())[1]
     actual = train(Workers(Vectorised(None), [PROCESS] * 2, share=True), FedAvg())[1]

@@ -1,6 +1,7 @@
 """The command line before Hydra reads it: flags, overrides, `sweep=`, `preview=`, `resume=`, directories."""
 
 from collections import deque
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,8 @@ class Asked(NamedTuple):
 
 def sort_out(arguments: list[str]) -> Asked:
     """Takes out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
-    from fedexp.explain import ONE_OPTION, list_groups
+    from fedexp.explain import ONE_OPTION, PRESETS, list_groups
+    from fedexp.overrides import check_names
     from fedexp.sweep import launches, load_sweep
 
     flags, overrides = split_flags(arguments)
@@ -42,6 +44,7 @@ def sort_out(arguments: list[str]) -> Asked:
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
         raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
     folders = [*config_directories(arguments), conf_directory()]
+    check_names(own, [*list_groups(folders), *PRESETS])
     if lists := [o for o in own if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)]:
         raise ConfigError(f"{lists[0]}: {ONE_OPTION}; groups: {', '.join(list_groups(folders))}")
     multirun = "--multirun" in flags or "-m" in flags
@@ -61,16 +64,21 @@ def sort_out(arguments: list[str]) -> Asked:
 
 def expand_resume(arguments: list[str]) -> list[str]:
     """`resume=DIR` means: the overrides that DIR was started with, in DIR."""
+    from fedexp.explain import PRESETS, list_groups
+    from fedexp.links import require_run_directory
+
     given = [a.split("=", 1)[1] for a in arguments if a.startswith("resume=")]
     if not given or given[-1] in ("null", ""):
         return arguments
     if "--multirun" in arguments or "-m" in arguments:
         raise ConfigError("resume: goes with a single run, not with --multirun")
-    directory = Path(given[-1].strip("'\"")).expanduser().resolve()
-    stored = directory / ".hydra" / "overrides.yaml"
-    if not stored.exists():
-        raise ConfigError(f"resume={given[-1]}: not a run directory (no .hydra/overrides.yaml there)")
-    before = read_overrides(stored)
+    try:
+        directory = Path(given[-1].strip("'\"")).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, an unknown user after ~
+        raise ConfigError(f"resume={given[-1]}: not a run directory ({error})") from error
+    require_run_directory(directory, given[-1])
+    folders = [*config_directories(arguments), conf_directory()]
+    before = read_overrides(directory / ".hydra" / "overrides.yaml", [*list_groups(folders), *PRESETS])
     flags, now = split_flags(arguments)
     later = [a for a in now if not a.startswith("resume=")]
     # A later override of the same key replaces the stored one, so that check_resume can compare the two.
@@ -79,19 +87,21 @@ def expand_resume(arguments: list[str]) -> list[str]:
     return [*flags, *kept, *later, f"resume='{path}'", f"hydra.run.dir='{path}'"]
 
 
-def read_overrides(stored: Path) -> list[str]:
+def read_overrides(stored: Path, groups: Collection[str]) -> list[str]:
     """What a run was started with. The directory may be somebody else's: it says what to run, not where Hydra finds
     code and configuration."""
     import yaml
 
+    from fedexp import yaml_files
+    from fedexp.overrides import check_stored
+
     try:
-        before = yaml.safe_load(stored.read_text(encoding="utf-8")) or []
+        before = yaml_files.load(stored.read_text(encoding="utf-8")) or []
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{stored}: cannot be read ({error})") from error
     if not isinstance(before, list) or not all(isinstance(override, str) for override in before):
         raise ConfigError(f"{stored}: must be a list of overrides")
-    if strange := [o for o in before if o.startswith("-") or key_of(o).startswith("hydra")]:
-        raise ConfigError(f"{stored}: {strange[0]} is not the override of a run")
+    check_stored(before, groups, stored)
     return before
 
 
@@ -103,7 +113,7 @@ WITH_VALUE = {
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what --info can show
 FLAGS = WITH_VALUE | {
     *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--info", "-i"),
-    *("--shell-completion", "-sc", "--experimental-rerun"),
+    *("--shell-completion", "-sc"),
 }
 
 
@@ -121,6 +131,8 @@ def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
             if argument in WITH_VALUE and rest:
                 flags.append(rest.popleft())
     for flag in (flag.split("=")[0] for flag in flags if flag.startswith("-")):
+        if flag == "--experimental-rerun":
+            raise ConfigError(f"{flag}: is refused, since it runs what a pickle holds; resume=DIR continues a run")
         if not any(flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS):
             raise ConfigError(f"{flag}: no such flag{nearest(flag, FLAGS)}; `fedexp --hydra-help` lists them")
     return flags, overrides

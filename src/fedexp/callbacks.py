@@ -6,7 +6,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from fedexp import launchers
+from fedexp import interrupts, launchers
 from fedexp.files import ERROR
 
 Mark = tuple[int, int]  # inode, time of writing
@@ -24,6 +24,7 @@ class Sweeps(Callback):
         begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
         running[directory] = launcher
         if launcher != "basic":
+            interrupts.release()  # this process only waits
             print(launchers.sentence(launcher, config.hydra.launcher, jobs, directory), flush=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -65,6 +65,8 @@ def exists(directory: Path) -> bool:
 
 def check_what_it_needs(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     for file, length in state.get("lengths", {}).items():
+        if Path(file).name != file:
+            raise ConfigError(f"{directory / name}: {file!r} is not a file of the run")
         path = directory / file
         if length and (not path.exists() or path.stat().st_size < length):
             raise ConfigError(f"{path}: shorter than {directory / name} says")

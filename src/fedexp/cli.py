@@ -7,20 +7,27 @@ torch is imported by `fedexp.job`, which is imported late, so that help and `--c
 import argparse
 import io
 import os
-import signal
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from typing import Any
 
+from fedexp import interrupts
 from fedexp.arguments import conf_directory, config_directories, expand_resume, sort_out
 from fedexp.engine.ranks import find_ranks
-from fedexp.errors import FAILED, INTERRUPTED, ConfigError, say
+from fedexp.errors import FAILED, INTERRUPTED, ConfigError, lacks_memory, say, say_no_memory
 
 
 def main() -> int:
     """The console script. Everything global (signals, logging, environment) is set here and nowhere else."""
+    if sys.getfilesystemencoding().lower() != "utf-8":
+        # A locale without UTF-8, with which paths that somebody else wrote cannot be opened: the same process anew.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    interrupts.hold()  # until everything is imported: `fedexp.task` and below
     arguments, ranks = sys.argv[1:], find_ranks()
+    if not {"", here()} & set(sys.path[:1]):
+        os.environ["PYTHONSAFEPATH"] = "1"  # nor do processes that are started from here import from the directory
     # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray withholds lines of a job that are like those of another
@@ -28,12 +35,22 @@ def main() -> int:
         return answer(arguments, nullcontext())
     from fedexp.engine.distributed import follow, leading
 
+    try:
+        interrupts.release()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return follow(ranks) if ranks.rank else answer(arguments, leading(ranks))
 
 
 def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
     """Does what was asked, with the other ranks at hand; the exit code."""
     try:
+        if wrong := [repr(each) for each in [*arguments, here()] if surrogate(each)]:
+            raise ConfigError(f"{wrong[0]}: is not UTF-8 text; give the file or directory another name")
+        if folders := config_directories(arguments):
+            from fedexp.yaml_files import check_directories
+
+            check_directories(folders)
         with together:
             if "--help" in arguments or "-h" in arguments:
                 from fedexp.help import help_text
@@ -45,7 +62,9 @@ def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
 
                 print(answer_shell(arguments, [*config_directories(arguments), conf_directory()]))
                 return 0
-            return run_hydra(arguments)
+            code = run_hydra(arguments)
+            interrupts.release()
+            return code
     except ConfigError as error:
         return say(str(error))
     except KeyboardInterrupt:
@@ -55,6 +74,19 @@ def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
         return 0
 
 
+def here() -> str:
+    """The working directory; an empty text where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def surrogate(text: str) -> bool:
+    """Whether it stands for bytes that are no text."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def run_hydra(arguments: list[str]) -> int:
     """Hands over to Hydra and turns what comes back into an exit code."""
     import hydra
@@ -62,6 +94,7 @@ def run_hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from fedexp import composing
     from fedexp.callbacks import begun, ended, running
     from fedexp.explain import explain
     from fedexp.identity import register
@@ -71,7 +104,7 @@ def run_hydra(arguments: list[str]) -> int:
     from fedexp.task import run_job
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
-    signal.signal(signal.SIGTERM, interrupt)
+    composing.install()
     register()
     register_launchers(conf_directory())
     asked = sort_out(expand_resume(arguments))
@@ -81,10 +114,16 @@ def run_hydra(arguments: list[str]) -> int:
     ended.clear()
 
     def task(config: Any) -> None:
-        outcomes.append(run_job(config))
+        try:
+            outcomes.append(run_job(config))
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            outcomes.append(say_no_memory(error))  # torch could not be imported
 
     try:
         if asked.preview:
+            interrupts.release()
             return show_preview(asked.launches, config_directories(arguments))
         for overrides in asked.launches:
             check_installed(overrides)
@@ -104,6 +143,8 @@ def run_hydra(arguments: list[str]) -> int:
             (directory, launcher) = running.popitem()
             if launcher != "basic":
                 return say(broken(error, directory, launcher), FAILED)
+        if lacks_memory(error):
+            return say_no_memory(error)
         if isinstance(error, OSError):
             return say(f"{error.filename}: cannot be written ({error.strerror})")
         raise
@@ -135,8 +176,3 @@ def words_of_hydra(shown: Collection[str]) -> Iterator[None]:
             raise
         raise ConfigError(said.getvalue().strip()) from stop
     print(said.getvalue(), end="", file=sys.stderr)
-
-
-def interrupt(number: int, frame: Any) -> None:
-    """SIGTERM (Slurm's preemption, `kill`) saves and stops like Ctrl+C."""
-    raise KeyboardInterrupt

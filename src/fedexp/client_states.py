@@ -7,16 +7,19 @@ memory-mapped.
 
 import logging
 import os
+import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 import torch
 
 from fedexp import files, tree
+from fedexp.errors import ConfigError
 from fedexp.tree import Tree
 
 log = logging.getLogger("fedexp")
 CPU = torch.device("cpu")
+STATE = re.compile(r"\d+\.\d+\.pt")  # what `file_name` gives
 SHARE_OF_MEMORY = 0.25  # of what is free, that the states of all clients may take
 
 
@@ -80,11 +83,14 @@ class ClientStates(MutableMapping[int, Tree]):
         current = {file_name(*state) for versions in (self._saved, self._before) for state in versions.items()}
         if self.folder is not None and self.folder.exists():
             for path in self.folder.iterdir():
-                if path.name not in current:
+                if STATE.fullmatch(path.name) and path.name not in current and path.is_file():
                     path.unlink()
 
 
 def file_name(client: int, round: int) -> str:
+    """Raises ConfigError for what is no number: a name from a checkpoint must not lead to another folder."""
+    if type(client) is not int or type(round) is not int:
+        raise ConfigError(f"client {client!r}, round {round!r}: do not name the state of a client")
     return f"{client}.{round}.pt"
 
 

@@ -1,6 +1,7 @@
 """Errors that a user can mend: shown as one message without a traceback, exit code 2."""
 
 import difflib
+import errno
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,19 @@ class StorageError(OSError):
 
     def __str__(self) -> str:
         return f"{self.filename}: cannot be written ({self.strerror})"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether the system refused memory, address space (`ulimit -v`) or a thread, in the words of whoever asked."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    words = ("failed to map segment", "allocate memory", "not enough memory", "start new thread", "bad_alloc")
+    return isinstance(error, ImportError | RuntimeError | OSError) and any(word in str(error) for word in words)
+
+
+def say_no_memory(error: BaseException) -> int:
+    """One message; the exit code."""
+    return say(f"the system gives no more memory ({str(error) or type(error).__name__})", FAILED)
 
 
 def say(message: str, code: int = BAD_INPUT) -> int:

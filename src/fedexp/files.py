@@ -84,7 +84,8 @@ def remove_temporaries(directory: Path) -> None:
     """What a run that was killed while it wrote has left behind."""
     for folder in (".", ".hydra", "checkpoint", CLIENT_STATES, "figures"):
         for path in (directory / folder).glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from fedexp import checkpoint, files, gpus, origin, tree
+from fedexp import checkpoint, files, gpus, origin, tree, yaml_files
 from fedexp.arguments import key_of, read_overrides
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
@@ -18,6 +18,7 @@ from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.hardware import Resolved
 from fedexp.launchers import Place
+from fedexp.links import require_no_way_out
 from fedexp.lock import occupied
 from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
@@ -54,6 +55,7 @@ def execute(job: Job) -> dict[str, Any]:
     with ExitStack() as held:
         # A job of a sweep may wait for a GPU, and nobody shall begin it meanwhile.
         if ours := job.sweep is not None or (job.directory / files.CONFIG).exists():
+            require_no_way_out(job.directory)
             make_directory(job.directory)
             held.enter_context(occupied(job.directory))
         saved, summary = find_start(job, built, container)
@@ -228,7 +230,7 @@ def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
 def read_config(directory: Path) -> dict[str, Any]:
     path = directory / files.CONFIG
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml_files.load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

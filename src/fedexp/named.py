@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedexp.errors import ConfigError, nearest
 from fedexp.explain import list_options
+from fedexp.overrides import is_path
 
 OPTIONS = "values by name, such as {root: photos}"
 
@@ -40,6 +41,8 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
 
 def node_of(name: str, folders: list[Path], key: str) -> Any:
     """The node `dataset` of an option of the group."""
+    if is_path(name):
+        raise ConfigError(f"{key}={name}: is a path; must be the name of a data set")
     for folder in folders:
         if (path := folder / "dataset" / f"{name}.yaml").exists():
             loaded = OmegaConf.load(path)

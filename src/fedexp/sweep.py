@@ -16,6 +16,7 @@ import yaml
 
 from fedexp.errors import ConfigError, nearest
 from fedexp.explain import list_options
+from fedexp.overrides import is_path
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
 
@@ -71,6 +72,8 @@ class Sweep:
 
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
     """Raises ConfigError where there is none of this name, or its file is not one."""
+    if is_path(name):
+        raise ConfigError(f"sweep={name}: is a path; must be the name of a sweep")
     paths = [path for folder in folders if (path := folder / "sweep" / f"{name}.yaml").exists()]
     if not paths:
         options = list_options("sweep", list(folders))

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp import interrupts
 from fedexp.errors import BAD_INPUT, FAILED, ConfigError, StorageError, say
 from fedexp.files import shorten
 
@@ -39,6 +40,7 @@ def run_job(config: Any) -> int:
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
     )
     try:
+        interrupts.release()
         execute(job)
         return 0
     except Occupied as error:

@@ -6,12 +6,13 @@ given with --config-dir, and is named in the log.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedexp import yaml_files
 from fedexp.errors import ConfigError
 from fedexp.named import search_path
 
@@ -42,28 +43,30 @@ def foreign(values: Any) -> list[str]:
     return sentences
 
 
-def named_by(name: str) -> Path | None:
-    """The yaml file in a directory of the user's that has this `_target_`; None where there is none."""
+def named_by(name: str, folders: Sequence[Path] | None = None, keys: Collection[str] = ("_target_",)) -> Path | None:
+    """The yaml file in a directory of the user's that has this `_target_`; None where there is none.
+
+    folders: those that Hydra searches; None: of the configuration that is being worked on.
+    """
     from fedexp.arguments import conf_directory
 
-    for folder in search_path():
+    for folder in search_path() if folders is None else folders:
         if folder.resolve() == conf_directory().resolve() or not folder.is_dir():
             continue
         for path in sorted(folder.rglob("*.yaml")):
             try:
-                if name in targets(yaml.safe_load(path.read_text(encoding="utf-8"))):
+                if name in targets(yaml_files.load(path.read_text(encoding="utf-8")), keys):
                     return path
             except (OSError, ValueError, RecursionError, yaml.YAMLError):
                 continue  # who chooses this option will be told
     return None
 
 
-def targets(node: Any) -> Iterator[str]:
+def targets(node: Any, keys: Collection[str] = ("_target_",)) -> Iterator[str]:
     """Every `_target_` in nested dicts and lists."""
     if isinstance(node, dict):
-        if isinstance(node.get("_target_"), str):
-            yield node["_target_"]
+        yield from (node[key] for key in keys if isinstance(node.get(key), str))
         node = list(node.values())
     if isinstance(node, list):
         for each in node:
-            yield from targets(each)
+            yield from targets(each, keys)

@@ -47,23 +47,42 @@ def class_folders(folder: Path) -> list[str]:
 
 def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
     """The image files in `folder`, sorted by path."""
-    found = sorted(_walk(folder, recursive))
+    found = sorted(_walk(folder, recursive, frozenset({_not_in_a_circle(str(folder), frozenset())})))
     if not found:
         raise ConfigError(f"{folder}: has no images ({' '.join(SUFFIXES)})")
     return found
 
 
-def _walk(folder: Path | str, recursive: bool) -> Iterator[SourceFile]:
+def _walk(folder: Path | str, recursive: bool, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[SourceFile]:
+    """above: (device, inode) of the folders that this one lies in, as far as links lead into them."""
     with os.scandir(folder) as entries:  # gives the kind of each entry without a further system call
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
-                if recursive:
-                    yield from _walk(entry.path, recursive)
-            elif entry.name.lower().endswith(SUFFIXES):
-                stat = entry.stat()
-                yield SourceFile(entry.path, stat.st_size, stat.st_mtime_ns)
+            try:
+                if entry.is_dir():
+                    if recursive:
+                        yield from _walk(entry.path, recursive, above | {_not_in_a_circle(entry.path, above)})
+                elif entry.name.lower().endswith(SUFFIXES):
+                    yield _source_file(entry)
+            except OSError as error:
+                raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from error
+
+
+def _not_in_a_circle(folder: str, above: frozenset[tuple[int, int]]) -> tuple[int, int]:
+    """What tells the folder from others. Raises ConfigError where it is one of those above it."""
+    stat = os.stat(folder)
+    if (stat.st_dev, stat.st_ino) in above:
+        raise ConfigError(f"{folder}: is a link to a folder that it lies in; remove it")
+    return stat.st_dev, stat.st_ino
+
+
+def _source_file(entry: os.DirEntry[str]) -> SourceFile:
+    """Raises ConfigError for what would be waited for, OSError for a link to nothing."""
+    stat = entry.stat()
+    if not entry.is_file():
+        raise ConfigError(f"{entry.path}: is not a file (a named pipe, a socket or a device); remove it")
+    return SourceFile(entry.path, stat.st_size, stat.st_mtime_ns)
 
 
 def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:

@@ -177,7 +177,7 @@ class Workers(Engine):
         environment["OMP_NUM_THREADS"] = str(hardware.threads)
         program = f"from fedexp.engine.worker import main; main({theirs.fileno()}, {os.getpid()})"
         popen = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],  # -P: not the modules of the current directory
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,308 @@
+"""In the role of an attacker: a run directory, a command line or a preset that somebody else wrote runs no code, and
+touches no file outside of its run directory. Whatever succeeds leaves a folder or file named `stolen`."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers import SMALL
+
+from fedexp import files
+
+RUN = ("algorithm=scaffold", "rounds=1", *SMALL)
+MKDIR = "{_target_:os.mkdir,path:stolen}"
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shelf")
+
+
+@pytest.fixture
+def theirs(fedexp, shelf, tmp_path) -> Path:
+    """The directory of a run that is not over, as somebody else would send it."""
+    if not (shelf / "run").exists():
+        assert fedexp(*RUN, f"hydra.run.dir={shelf}/run").code == 0
+        (shelf / "run/summary.json").unlink()
+    return Path(shutil.copytree(shelf / "run", tmp_path / "theirs"))
+
+
+def refused(answer, *words: str) -> None:
+    """One message, exit code 2, and nothing done."""
+    assert answer.code == 2, answer.err
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err
+    assert not Path("stolen").exists()
+
+
+# ---- overrides in somebody else's directory ----
+
+
+def up_to(path: Path) -> str:
+    """The option of a group that leads from conf/<group>/ to a file."""
+    from fedexp.arguments import conf_directory
+
+    return os.path.relpath(path.with_suffix(""), conf_directory() / "experiment")
+
+
+CALLBACK = {"_target_": "os.mkdir", "path": "stolen"}
+SETTINGS = {
+    "hydra.callbacks": {"hydra": {"callbacks": {"x": CALLBACK}}},
+    "hydra.job_logging": {"hydra": {"job_logging": {"handlers": {"x": {"()": "os.mkdir", "path": "stolen"}}}}},
+}
+
+
+@pytest.mark.parametrize("node", SETTINGS)
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_preset_in_the_run_directory_is_not_reached(fedexp, theirs, node, complete):
+    preset = theirs / "innocent.yaml"
+    preset.write_text("# @package _global_\n" + yaml.safe_dump(SETTINGS[node]))
+    (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump([f"experiment={up_to(preset)}"]))
+    if not complete:  # it ran even where the answer was "not a run directory"
+        (theirs / "config.yaml").unlink()
+    refused(fedexp("resume=theirs"), "is not the override of a run" if complete else "not a run directory")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("+dataset@hydra.callbacks.x=digits", "+dataset@hydra.callbacks.x=../../x", "+dataset@other=digits"),
+        *("experiment=/tmp/x", "experiment=a/../../b", "'experiment=\"../x\"'", "experiment=${oc.env:HOME}/x"),
+        *("experiment=a,../x", "experiment=choice(a,../x)", "experiment=[a,../x]", "dataset=..\\x", "tuned=/x"),
+        *("hydra.callbacks.x={_target_:os.mkdir}", " hydra.callbacks.x=1", "++hydra.searchpath=[theirs]"),
+        *("hydra/launcher=joblib", "--config-dir=theirs", "--experimental-rerun=x", "~hydra.callbacks", "[", "a b"),
+    ],
+)
+def test_overrides_that_no_run_has(fedexp, theirs, override):
+    (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump(["rounds=1", override]))
+    refused(fedexp("resume=theirs"), "overrides.yaml")
+
+
+def test_a_directory_without_a_run_is_refused_before_anything_is_composed(fedexp, tmp_path, monkeypatch):
+    monkeypatch.setattr("hydra.main", None)
+    folder = tmp_path / "theirs"
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra/overrides.yaml").write_text("[rounds=1]")
+    refused(fedexp("resume=theirs"), "not a run directory (no config.yaml there)")
+    os.mkfifo(folder / "config.yaml")
+    refused(fedexp("resume=theirs"), "not a run directory (no config.yaml there)")
+    (tmp_path / "circle").symlink_to("circle")
+    refused(fedexp("resume=circle"), "resume=circle: not a run directory")
+
+
+# ---- links in somebody else's directory ----
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    """Files that no run has anything to do with."""
+    folder = tmp_path / "mine"
+    (folder / "deeper").mkdir(parents=True)
+    for name in ("thesis.txt", "1.1.pt", "deeper/data.csv"):
+        (folder / name).write_text("years of work\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [
+        *[("checkpoint/clients", "mine"), ("checkpoint", "mine"), (".hydra", "hydra"), ("figures", "mine/deeper")],
+        *[(name, "mine/thesis.txt") for name in ("clients.csv", "run.log", "error.txt", ".lock", ".owner.json")],
+        *[(name, "mine/none") for name in ("summary.json", "tasks.csv", "local_class_accuracy.npz")],  # to be made
+        *[("checkpoint/previous.pt", "mine/thesis.txt"), ("rounds.csv", "rounds.csv"), ("wandb", "mine")],
+    ],
+)
+@pytest.mark.parametrize("in_sweep", [False, True])
+def test_a_link_out_of_a_run_directory_is_not_followed(fedexp, theirs, mine, place, target, in_sweep):
+    path, before = theirs / place, contents(mine)
+    if target == "hydra":
+        path.rename(mine.parent / "hydra")
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(mine.parent / target if target != place else path)
+    if in_sweep:
+        answer = fedexp("--multirun", *RUN, "hydra.sweep.dir=.", "hydra.sweep.subdir=theirs")
+    else:
+        answer = fedexp("resume=theirs")
+    refused(answer, str(path), "is a link out of the run directory")
+    assert contents(mine) == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_links_that_stay_inside_and_folders_of_editors_do_not_stop_a_run(fedexp, theirs):
+    """W&B's folder has links to logs elsewhere; Jupyter leaves folders behind."""
+    (theirs / "checkpoint/clients/.ipynb_checkpoints").mkdir()
+    (theirs / "checkpoint/clients/.x.tmp").mkdir()
+    (theirs / "checkpoint/clients/notes.txt").write_text("mine")
+    (theirs / "checkpoint/clients/0.9.pt").write_bytes(b"of a round that is run again")
+    (theirs / "wandb").mkdir()
+    (theirs / "wandb/debug.log").symlink_to("/tmp/nowhere")
+    (theirs / "latest.json").symlink_to("config.yaml")
+    answer = fedexp("resume=theirs", "rounds=1")
+    assert answer.code == 0, answer.err
+    (theirs / "summary.json").unlink()
+    for name in (files.CHECKPOINT, files.PREVIOUS):
+        (theirs / name).unlink(missing_ok=True)
+    answer = fedexp("resume=theirs")  # from the beginning, so that states are written and old ones removed
+    assert answer.code == 0, answer.err
+    left = {path.name for path in (theirs / "checkpoint/clients").iterdir()}
+    assert {".ipynb_checkpoints", ".x.tmp", "notes.txt"} <= left
+    assert "0.9.pt" not in left
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("clients", {"../../../mine/1": 1}, "do not name the state"), ("lengths", {"../mine/thesis.txt": 1}, "no file")],
+)
+def test_a_path_in_a_checkpoint_is_damage(fedexp, theirs, mine, key, value, said):
+    state = torch.load(theirs / files.CHECKPOINT, weights_only=True)
+    torch.save(state | {key: value}, theirs / files.CHECKPOINT)
+    (theirs / files.PREVIOUS).unlink(missing_ok=True)
+    before = contents(mine)
+    refused(fedexp("resume=theirs"), "no checkpoint is whole")
+    assert contents(mine) == before
+
+
+# ---- the command line, as somebody else would have one type it ----
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}"),
+        ("+evil=os.mkdir", "+hydra.callbacks.x={a:1}", "+hydra.callbacks.x._target_=${evil}"),
+        (f"+evil={MKDIR}", "+between=${evil}", "+hydra.callbacks.x=${between}"),
+        (f"+evil={{x:{MKDIR}}}", "+hydra.callbacks=${evil}"),
+        (f"+evil={MKDIR}", "+hydra.a=${evil}", "+hydra.callbacks.x=${hydra.a}"),
+        ("+hydra.callbacks.x='${oc.create:\"{_target_: os.mkdir, path: stolen}\"}'",),
+        (f"+evil={MKDIR}", "+hydra.callbacks.x={a:1}", "+hydra.callbacks.x.a=${evil}"),
+        ("+hydra.job_logging.handlers.x={'()':os.mkdir,path:stolen}",),
+        ("+hydra.job_logging.handlers.x={class:os.mkdir,path:stolen}",),
+        ("+hydra.hydra_logging.formatters.x={'()':os.mkdir,path:stolen}", "hydra.verbose=true"),
+        ("+hydra.job_logging.handlers.x={class:logging.StreamHandler,stream:'ext://os.mkdir'}",),
+        ("hydra.callbacks.sweeps._target_=os.mkdir", "+hydra.callbacks.sweeps.path=stolen"),
+        (f"+evil={MKDIR}", "+hydra.sweeper.x=${evil}", "--multirun"),
+        (f"+evil={MKDIR}", "+hydra.launcher.x=${evil}", "--multirun"),
+        (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}", "--multirun", "seed=1,2"),
+        (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}", "--cfg", "job"),
+        ("+dataset@hydra.callbacks.x=digits",),
+        ("+dataset@_global_.hydra.callbacks.x=digits",),
+        ("+x@:hydra.callbacks.y=digits",),
+    ],
+)
+def test_hydra_calls_nothing_that_it_was_not_known_to(fedexp, arguments):
+    refused(fedexp(*arguments, *SMALL, "rounds=1"))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(
+            "dataset=../../x",
+            "experiment=../..",
+            "experiment=/x",
+            "experiment='../x'",
+            'model="../x"',
+            "dataset=a/../b",
+        ),
+        *("surrogate.dataset=../x", "+scenario.domains=[../x]"),
+        "algorithm=fedavg,../x",
+    ],
+)
+def test_options_are_names_and_not_paths(fedexp, tmp_path, override):
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(CALLBACK))
+    more = ["--multirun"] if "," in override else []
+    if "surrogate" in override:
+        more = ["algorithm=cfed"]
+    if "domains" in override:
+        more = ["scenario=domain_incremental"]
+        override = override.lstrip("+")
+    refused(fedexp(override, *more, *SMALL), "is a path")
+
+
+def test_no_way_of_writing_it_leaves_the_configuration_directories(fedexp, tmp_path):
+    """Also defaults lists in yaml, and names that are put together as Hydra composes."""
+    (tmp_path / "x.yaml").write_text("# @package _global_\n" + yaml.safe_dump(SETTINGS["hydra.callbacks"]))
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/mine.yaml").write_text("defaults: [/../x]\n")
+    refused(fedexp("--config-dir", "conf", "experiment=mine", *SMALL), "x: lies outside the configuration directories")
+    refused(fedexp("--config-dir", "conf", "experiment=${oc.decode:.}${oc.decode:.}${oc.env:SLASH,/}x", *SMALL))
+
+
+def test_a_sweep_is_a_name_and_not_a_path(fedexp, tmp_path):
+    refused(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "is a path")
+
+
+@pytest.mark.parametrize("flag", ["--experimental-rerun", "--experimental-rerun=x.pickle", "--exp=x.pickle"])
+def test_no_job_is_run_again_from_a_pickle(fedexp, tmp_path, flag):
+    (tmp_path / "x.pickle").write_bytes(b"cos\nmkdir\n(S'stolen'\ntR.")
+    refused(fedexp(flag, *(["x.pickle"] if "=" not in flag else [])), flag.partition("=")[0])
+
+
+def test_what_a_directory_of_the_users_names_may_be_called(fedexp, tmp_path):
+    """The rule of --config-dir: its yaml files are trusted like a program."""
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    node = {"_target_": "hydra.experimental.callback.Callback"}
+    text = "# @package _global_\n" + yaml.safe_dump({"hydra": {"callbacks": {"x": node}}})
+    (tmp_path / "conf/experiment/mine.yaml").write_text(text)
+    answer = fedexp("--config-dir", "conf", "experiment=mine", *SMALL, "rounds=1", "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
+    refused(fedexp("+hydra.callbacks.x={a:1}", f"+hydra.callbacks.x._target_={node['_target_']}", *SMALL))
+
+
+def test_what_hydra_and_its_plugins_bring_is_known(fedexp):
+    for more in (["hydra/job_logging=default"], ["hydra/job_logging=stdout"], ["hydra/hydra_logging=hydra_debug"]):
+        assert fedexp(*more, "--cfg", "all").code == 0
+    for launcher in ("joblib", "submitit_local", "submitit_slurm", "basic"):
+        answer = fedexp(f"hydra/launcher={launcher}", "--cfg", "hydra")
+        assert answer.code == 0, answer.err
+
+
+# ---- yaml that stands for more than it holds ----
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+BOMB += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+
+
+@pytest.mark.parametrize("more", [[], ["--help"], ["algorithm=mine"]])
+def test_a_bomb_of_aliases_is_refused_within_seconds(fedexp, tmp_path, more):
+    (tmp_path / "conf/algorithm").mkdir(parents=True)
+    (tmp_path / "conf/algorithm/mine.yaml").write_text(BOMB)
+    began = time.monotonic()
+    refused(fedexp("--config-dir", "conf", *more), "mine.yaml", "aliases stand for more than 10,000 values")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("name", [".hydra/overrides.yaml", "config.yaml"])
+def test_a_bomb_of_aliases_in_a_run_directory(fedexp, theirs, name):
+    (theirs / name).write_text(BOMB)
+    refused(fedexp("resume=theirs"), name, "aliases stand for more than 10,000 values")
+
+
+def test_aliases_of_a_usual_size_are_read(fedexp, tmp_path):
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nseed: &s 3\nrounds: *s\n")
+    answer = fedexp("--config-dir", "conf", "experiment=mine", "--cfg", "job")
+    assert "rounds: 3\n" in answer.out
+
+
+@pytest.mark.parametrize("kind", ["pipe", "nothing", "circle"])
+def test_an_option_that_is_no_file(fedexp, tmp_path, kind):
+    (tmp_path / "conf/algorithm").mkdir(parents=True)
+    path = tmp_path / "conf/algorithm/mine.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere" if kind == "nothing" else path)
+    for more in ([], ["--help"], ["algorithm=mine"]):
+        refused(fedexp("--config-dir", "conf", *more), "mine.yaml: is not a file")
