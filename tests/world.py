@@ -72,6 +72,7 @@ SETTINGS = Settings(
     augment=True,
     figures=True,
     profile=False,
+    test_views=["plain"],
 )
 
 
@@ -157,6 +158,7 @@ def make_experiment(
     public: float = 0.0,
     scenario: Scenario | None = None,
     surrogate: float = 0.0,
+    forgetting_metric: Any = None,
     **settings: Any,
 ) -> Experiment:
     """The small federation; `settings` are changes of SETTINGS."""
@@ -169,7 +171,7 @@ def make_experiment(
         "partition": Ragged(sizes=sizes),
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
-        "forgetting_metric": RoundDrop(local=False),
+        "forgetting_metric": forgetting_metric or RoundDrop(local=False),
         "hardware": Hardware(**HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}),
         "tracker": NoTracker(),
     }

@@ -15,6 +15,9 @@ FREE = (
     "hardware.jobs_per_gpu",
 )
 
+# Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
+NEUTRAL = {"test_views": ["plain"], "cohorts.path": None}
+
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
 
 
@@ -31,7 +34,11 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 def essential(container: Mapping[str, Any]) -> dict[str, Any]:
     """The values that decide the result, by their dotted keys."""
     free = tuple(f"{key}." for key in FREE)
-    return {key: value for key, value in flatten(dict(container)).items() if not f"{key}.".startswith(free)}
+    return {
+        key: value
+        for key, value in flatten(dict(container)).items()
+        if not f"{key}.".startswith(free) and not (key in NEUTRAL and value == NEUTRAL[key])
+    }
 
 
 def content_hash(container: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from fedexp.hardware import Resolved
 from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
 from fedexp.models import winograd
 from fedexp.rng import stream, torch_seed
+from fedexp.views import AUGMENTED
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
@@ -67,6 +68,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         local=replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train))),
         dtype=hardware.dtype,
         heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
+        views=tuple(settings.test_views),
+        seed=built.seeds.training,
     )
     engine = hardware.make_engine()
     experiment = Experiment(
@@ -114,11 +117,28 @@ def check(built: Built, metrics: Metrics) -> None:
             f"{' and '.join(algorithm.optimizers)}"
         )
     check_task(built)
+    check_views(built)
     if algorithm.needs.public and not built.public.fraction:
         raise ConfigError(
             f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
             "training data (public.fraction=0 now)"
         )
+
+
+def check_views(built: Built) -> None:
+    """The augmented view needs a random transform of the training images."""
+    dataset, settings = built.groups["dataset"], built.settings
+    if AUGMENTED not in settings.test_views:
+        return
+    if dataset.kind != "images":
+        why = f"dataset={dataset.name} has {dataset.kind}, which training does not transform"
+    elif not settings.augment:
+        why = "augment=false switches off the transform of the training images"
+    elif not dataset.augmentation.active:
+        why = f"dataset={dataset.name} has no augmentation (every part of dataset.augmentation is switched off)"
+    else:
+        return
+    raise ConfigError(f"test_views=[{','.join(settings.test_views)}]: there is no augmented view, {why}")
 
 
 def check_task(built: Built) -> None:
