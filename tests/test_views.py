@@ -140,8 +140,9 @@ def test_the_second_view_has_histories_of_its_own(tmp_path):
     assert history.rounds == [0, 1, 2, 3, 4]
     for before, after, row in zip(history.class_accuracy, history.class_accuracy[1:], rows[1:], strict=True):
         assert float(row["test_accuracy_augmented"]) == pytest.approx(after.mean(), abs=1e-12)  # 5 test images a class
-        drop = np.mean([max(b - a, 0.0) for b, a in zip(before, after, strict=True)])
-        assert float(row["round_forgetting_augmented"] or "nan") == pytest.approx(drop, abs=1e-12, nan_ok=True)
+        if row["round"] != "1":  # the initial model does not count
+            drop = np.mean([max(b - a, 0.0) for b, a in zip(before, after, strict=True)])
+            assert float(row["round_forgetting_augmented"]) == pytest.approx(drop, abs=1e-12)
     matrix = np.array(history.class_accuracy[1:])
     forgetting = np.mean([max(column[:-1]) - column[-1] for column in matrix.T])
     assert summary["forgetting_augmented"] == pytest.approx(forgetting, abs=1e-12)
