@@ -1,6 +1,7 @@
 """The test views: the augmented one against an obvious loop, and that it changes nothing else."""
 
 import csv
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def test_the_second_view_has_histories_of_its_own(tmp_path):
     experiment.stages[0].partition.save(tmp_path / files.PARTITION, experiment.bench.data.classes)
     history = load_history(tmp_path, "augmented")
     assert history.rounds == [0, 1, 2, 3, 4]
-    for before, after, row in zip(history.class_accuracy, history.class_accuracy[1:], rows[1:], strict=True):
+    for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
         assert float(row["test_accuracy_augmented"]) == pytest.approx(after.mean(), abs=1e-12)  # 5 test images a class
         if row["round"] != "1":  # the initial model does not count
             drop = np.mean([max(b - a, 0.0) for b, a in zip(before, after, strict=True)])

@@ -19,6 +19,7 @@ from fedexp import exchange
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import ServerRound
 from fedexp.build import Built
+from fedexp.cohorts import SAMPLED, Cohorts
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
@@ -159,6 +160,7 @@ def make_experiment(
     scenario: Scenario | None = None,
     surrogate: float = 0.0,
     forgetting_metric: Any = None,
+    cohorts: Cohorts = SAMPLED,
     **settings: Any,
 ) -> Experiment:
     """The small federation; `settings` are changes of SETTINGS."""
@@ -177,7 +179,7 @@ def make_experiment(
     }
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
     unlabelled = replace(SURROGATE, fraction=surrogate)
-    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), unlabelled, groups)
+    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), unlabelled, groups, cohorts)
     return prepare(built).experiment
 
 

@@ -11,6 +11,7 @@ from fedexp import files
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import Federation, PublicData
 from fedexp.client_states import ClientStates, to
+from fedexp.cohorts import Rounds
 from fedexp.data.partition import Partition
 from fedexp.engine.base import Engine, Workbench
 from fedexp.errors import ConfigError
@@ -48,6 +49,7 @@ class Experiment:
     initial: Params  # the initial global model, with what the algorithm trains beside it
     initial_buffers: Params  # its running statistics
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
+    cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
 
     @property
     def rounds(self) -> int:

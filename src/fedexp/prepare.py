@@ -51,6 +51,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         hardware = hardware.in_one_process()
     hardware.apply()
     data, divided = divide(built)
+    rounds = groups["scenario"].rounds_per_task * len(divided)
+    cohorts = built.cohorts.read(rounds, settings.num_clients, settings.cohort_size)
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
@@ -84,6 +86,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         initial=algorithm.server_init(initial, divided[0].federation)["params"],
         initial_buffers=bench.net.buffers(),
         mixes_examples=model.mixes_examples,
+        cohorts=cohorts,
     )
     return Prepared(experiment, hardware)
 
@@ -92,6 +95,8 @@ def in_one_place(built: Built) -> Built:
     """With `algorithm.paradigm=centralized`: one client, which holds all training data."""
     if built.groups["algorithm"].paradigm != "centralized":
         return built
+    if built.cohorts.path is not None:
+        raise ConfigError(f"cohorts.path={built.cohorts.path}: algorithm.paradigm=centralized has one client")
     log.info("algorithm.paradigm=centralized: one client holds all training data; partition and participation are idle")
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
