@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedexp.cohorts import Cohorts
+from fedexp.cohorts import Cohorts, check_begun
 from fedexp.errors import ConfigError
 from fedexp.exchange import sample
 from fedexp.run import play_round
@@ -76,3 +76,12 @@ def test_a_wrong_file_is_refused(tmp_path, name, content, words):
         read(path)
     assert all(word in str(error.value) for word in words), error.value
     assert "\n" not in str(error.value)
+
+
+def test_a_resumed_run_keeps_its_cohorts(tmp_path):
+    table = "round,client,examples\n" + "".join(f"{r},{c},7\n" for r in (1, 2) for c in ASCENDING[r])
+    write(tmp_path / "clients.csv", table)
+    check_begun(tmp_path, ASCENDING, 2)
+    check_begun(tmp_path, None, 2)
+    with pytest.raises(ConfigError, match="other clients for round 2"):
+        check_begun(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)

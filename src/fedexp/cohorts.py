@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedexp import files
 from fedexp.errors import ConfigError
 
 Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
@@ -56,6 +57,16 @@ def check_clients(path: Path, number: int, clients: list[int], num_clients: int,
             f"{where}: has {len(clients)} clients, and participation times num_clients={num_clients} is {size}"
             + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
         )
+
+
+def check_begun(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
+    """Raise ConfigError where the file now names other clients for the rounds that a run has behind it."""
+    if cohorts is None or not rounds:
+        return
+    before = read_rounds(directory / files.CLIENTS)
+    for number in range(1, rounds + 1):
+        if before.get(number) != cohorts[number]:
+            raise ConfigError(f"resume={directory}: cohorts.path now names other clients for round {number}")
 
 
 def read_rounds(path: Path) -> dict[int, list[int]]:

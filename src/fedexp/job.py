@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from fedexp import checkpoint, files, gpus, tree
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
+from fedexp.cohorts import check_begun
 from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.hardware import Resolved
@@ -109,6 +110,7 @@ def start(
     else:
         state = State.from_tree(saved.state, hardware.device, job.directory)
         check_partition(job.directory, experiment)
+        check_begun(job.directory, experiment.cohorts, state.round)
     with files.storing(job.directory):
         for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
             (job.directory / left).unlink(missing_ok=True)
