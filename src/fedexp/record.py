@@ -179,7 +179,9 @@ class Recorder:
         row |= {name: values.get(name) for name in TAIL}
         self.files.append(files.ROUNDS, [row])
         per_class = state.history.class_accuracy[-1] if evaluations else None
-        record = RoundRecord(number, {k: plain(v) for k, v in row.items() if k != "round"}, per_class, state.history)
+        shown = {name: plain(value) for name, value in row.items() if name != "round"}
+        further = {view: state.tested[view].history for view in others(self.views)}
+        record = RoundRecord(number, shown, per_class, state.history, further)
         for tracker in self.trackers:
             tracker.log_round(record)
 
