@@ -171,7 +171,7 @@ def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
     assert_equal(evaluated.losses, plain.losses)
     for i in range(4):
         local = {k: v[i] for k, v in evaluated.messages["params"].items()}
-        assert_equal(evaluated.class_correct[i], experiment.bench.evaluate(local).class_correct)
+        assert_equal(evaluated.class_correct["plain"][i], experiment.bench.evaluate(local).class_correct)
 
 
 # --- aggregation
@@ -270,7 +270,8 @@ def test_evaluating_local_models_leaves_training_alone():
     for i in range(5):
         buffers = {k: v[i] for k, v in evaluated.buffers.items()}
         server = {"params": {k: v[i] for k, v in evaluated.messages["params"].items()}, "buffers": buffers}
-        assert_equal(evaluated.class_correct[i], experiment.engine.evaluate(experiment.bench, server).class_correct)
+        expected = experiment.engine.evaluate(experiment.bench, server).class_correct
+        assert_equal(evaluated.class_correct["plain"][i], expected)
 
 
 def hardware(**changes):

@@ -145,9 +145,12 @@ def test_a_name_stands_for_what_decides_the_result():
         return short_hash(OmegaConf.to_container(composed(*overrides), resolve=True))
 
     same = ["tracker=none", "figures=false", "hardware.workers=2", "checkpoint_interval=5", "data_dir=elsewhere"]
+    same += ["test_views=[plain]", "cohorts.path=null"]
     assert len({digest(override) for override in ("seed=0", *same)}) == 1
     different = ["seed=1", "alpha=0.2", "algorithm=fedntd", "local.lr=0.02", "hardware.precision=fp64", "rounds=31"]
-    assert len({digest(override) for override in ("seed=0", *different)}) == 7
+    different += ["test_views=[plain,augmented]", "cohorts.path=cohorts.json"]
+    assert len({digest(override) for override in ("seed=0", *different)}) == 9
+    assert digest() == "e9f10c3b"  # of releases before there were these two keys
     assert "tracker.mode" not in essential(OmegaConf.to_container(composed(), resolve=True))
 
 

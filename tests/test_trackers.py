@@ -262,7 +262,9 @@ def test_images_every_n_rounds(tmp_path, monkeypatch):
 
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, format="png")
-    monkeypatch.setattr("fedexp.figures.interim_pictures", lambda directory, history: {"map": picture.getvalue()})
+    monkeypatch.setattr(
+        "fedexp.figures.interim_pictures", lambda directory, history, further: {"map": picture.getvalue()}
+    )
     tracker = make_config(mode="offline", log_images_every=2).create()
     tracker.start(make_info(tmp_path, total_rounds=6))
     for number in (0, 1, 3, 4, 6):

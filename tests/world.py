@@ -19,6 +19,7 @@ from fedexp import exchange
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import ServerRound
 from fedexp.build import Built
+from fedexp.cohorts import SAMPLED, Cohorts
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
@@ -72,6 +73,7 @@ SETTINGS = Settings(
     augment=True,
     figures=True,
     profile=False,
+    test_views=["plain"],
 )
 
 
@@ -157,6 +159,8 @@ def make_experiment(
     public: float = 0.0,
     scenario: Scenario | None = None,
     surrogate: float = 0.0,
+    forgetting_metric: Any = None,
+    cohorts: Cohorts = SAMPLED,
     **settings: Any,
 ) -> Experiment:
     """The small federation; `settings` are changes of SETTINGS."""
@@ -169,13 +173,13 @@ def make_experiment(
         "partition": Ragged(sizes=sizes),
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
-        "forgetting_metric": RoundDrop(local=False),
+        "forgetting_metric": forgetting_metric or RoundDrop(local=False),
         "hardware": Hardware(**HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}),
         "tracker": NoTracker(),
     }
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
     unlabelled = replace(SURROGATE, fraction=surrogate)
-    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), unlabelled, groups)
+    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), unlabelled, groups, cohorts)
     return prepare(built).experiment
 
 

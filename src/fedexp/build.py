@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedexp.cohorts import SAMPLED, Cohorts
 from fedexp.data.surrogate import Surrogate
 from fedexp.errors import ConfigError, collecting, nearest
 from fedexp.named import OPTIONS, with_named_datasets
@@ -46,6 +47,7 @@ class Built:
     public: Public
     surrogate: Surrogate
     groups: Mapping[str, Any]  # group -> object
+    cohorts: Cohorts = SAMPLED
 
 
 def build(config: DictConfig) -> Built:
@@ -57,6 +59,7 @@ def build(config: DictConfig) -> Built:
         "local": (LocalTraining, "local."),
         "public": (Public, "public."),
         "surrogate": (Surrogate, "surrogate."),
+        "cohorts": (Cohorts, "cohorts."),
     }
     made: dict[str, Any] = {}
     for name, (schema, prefix) in parts.items():

@@ -53,7 +53,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {  # flag -> values; (): it takes non
     "--shell-completion": tuple(f"install={shell}" for shell in SCRIPTS),
 }
 OWN = ("hydra.run.dir", "hydra.sweep.dir", "hydra/launcher")  # of Hydra, what fedexp's users need
-PATHS = ("resume", "data_dir", "partition.path", "dataset.root", "hydra.run.dir", "hydra.sweep.dir")
+PATHS = ("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root", "hydra.run.dir", "hydra.sweep.dir")
 ONLY_SWEEP = ("sweep", "preview")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -127,7 +127,9 @@ def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bo
 
 
 def sample(experiment: Experiment, number: int) -> list[int]:
-    """The clients of a round, uniformly without replacement; ascending."""
+    """The clients of a round, uniformly without replacement, or those of the file `cohorts.path`; ascending."""
+    if experiment.cohorts is not None:
+        return experiment.cohorts[number]
     total, size = experiment.stages[0].federation.num_clients, experiment.settings.cohort_size
     sampler = stream(experiment.seeds.sampling, "cohort", number)
     return np.sort(sampler.choice(total, size, replace=False)).tolist()

@@ -11,6 +11,7 @@ from fedexp import files
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import Federation, PublicData
 from fedexp.client_states import ClientStates, to
+from fedexp.cohorts import Rounds
 from fedexp.data.partition import Partition
 from fedexp.engine.base import Engine, Workbench
 from fedexp.errors import ConfigError
@@ -18,6 +19,7 @@ from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.settings import Seeds, Settings
 from fedexp.tree import Params, Tree
+from fedexp.views import PLAIN
 
 CHECKPOINT_FORMAT = 2
 
@@ -47,6 +49,7 @@ class Experiment:
     initial: Params  # the initial global model, with what the algorithm trains beside it
     initial_buffers: Params  # its running statistics
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
+    cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
 
     @property
     def rounds(self) -> int:
@@ -77,8 +80,25 @@ class Experiment:
         model = self.bench.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
         counts = [stage.partition.counts for stage in self.stages]
-        history = History(np.stack(counts), self.rounds_per_task) if len(counts) > 1 else History(counts[0])
-        return State(server | {"buffers": self.initial_buffers}, history)
+        several = (np.stack(counts), self.rounds_per_task)
+        histories = {view: History(*several) if len(counts) > 1 else History(counts[0]) for view in self.bench.views}
+        return State(server | {"buffers": self.initial_buffers}, {v: Tested(each) for v, each in histories.items()})
+
+
+@dataclass
+class Tested:
+    """What the tests of a run so far have found in one view of the test set."""
+
+    history: History
+    accuracy: list[tuple[int, float]] = field(default_factory=list)  # (round, test accuracy) of evaluated rounds
+    tasks: list[tuple[int, list[float]]] = field(default_factory=list)  # (round, test accuracy on each task)
+
+    def to_tree(self) -> Tree:
+        return {"accuracy": self.accuracy, "tasks": self.tasks, "history": self.history.to_tree()}
+
+    @classmethod
+    def from_tree(cls, saved: Tree) -> "Tested":
+        return cls(History.from_tree(saved["history"]), saved["accuracy"], saved["tasks"])
 
 
 @dataclass
@@ -86,11 +106,9 @@ class State:
     """The state after a whole round."""
 
     server: Tree
-    history: History
+    tested: dict[str, Tested]  # test view -> results, the plain view first
     round: int = 0
     clients: ClientStates = field(default_factory=ClientStates)  # of those that keep something and took part
-    accuracy: list[tuple[int, float]] = field(default_factory=list)  # (round, test accuracy) of evaluated rounds
-    tasks: list[tuple[int, list[float]]] = field(default_factory=list)  # (round, test accuracy on each task)
     examples: int = 0  # trained on by clients so far
     train_seconds: float = 0.0
     seconds: float = 0.0
@@ -99,18 +117,28 @@ class State:
     wandb_id: str | None = None
     alignment: list[dict[str, Any]] = field(default_factory=list)  # of neurons in the last round, where it is measured
 
+    @property
+    def history(self) -> History:
+        """Of the plain view."""
+        return self.tested[PLAIN].history
+
+    @property
+    def accuracy(self) -> list[tuple[int, float]]:
+        """Of the plain view."""
+        return self.tested[PLAIN].accuracy
+
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
         which have files of their own."""
         names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id")
+        views = {view: tested.to_tree() for view, tested in self.tested.items()}
         return {name: getattr(self, name) for name in names} | {
             "format": CHECKPOINT_FORMAT,
             "server": self.server,
             "clients": versions,
-            "accuracy": self.accuracy,
-            "tasks": self.tasks,
+            **views.pop(PLAIN),
+            "views": views,
             "alignment": self.alignment,
-            "history": self.history.to_tree(),
         }
 
     @classmethod
@@ -118,7 +146,9 @@ class State:
         """directory: of the run, where the client states are."""
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
-        values: dict[str, Any] = {k: v for k, v in saved.items() if k not in ("format", "history", "lengths")}
+        elsewhere = ("format", "lengths", "views", "history", "accuracy", "tasks")
+        values: dict[str, Any] = {k: v for k, v in saved.items() if k not in elsewhere}
+        tested = {PLAIN: saved} | saved.get("views", {})  # which older checkpoints lack
         values["server"] = to(values["server"], device)
         values["clients"] = ClientStates(directory / files.CLIENT_STATES, saved["clients"])
-        return cls(history=History.from_tree(saved["history"]), **values)
+        return cls(tested={view: Tested.from_tree(each) for view, each in tested.items()}, **values)

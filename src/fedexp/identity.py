@@ -26,7 +26,10 @@ FREE = (
 )
 # The nodes that are data sets, and the values that are paths of data.
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
-PARTITION_PATH = "partition.path"
+FILES = ("partition.path", "cohorts.path")
+
+# Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
+NEUTRAL = {"test_views": ["plain"], "cohorts.path": None}
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
 
@@ -50,7 +53,7 @@ def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = Non
     marks = data_marks(container) if data is None else data
     values: dict[str, Any] = {}
     for key, value in flatten(numbered(dict(container))).items():
-        if is_free(key):
+        if is_free(key) or is_neutral(key, value):
             continue
         if key.rpartition(".")[2] == "_target_":
             value = class_name(value)
@@ -64,6 +67,11 @@ def is_free(key: str) -> bool:
     """Whether the value of this dotted key does not decide the result."""
     found = DATASET.fullmatch(key)
     return f"{key}.".startswith(tuple(f"{free}." for free in FREE)) or (found is not None and found[2] != "root")
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Whether this value of an option leaves a run what it was before there was the option."""
+    return key in NEUTRAL and bool(value == NEUTRAL[key])
 
 
 def numbered(node: Any) -> Any:
@@ -93,7 +101,7 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
             else:
                 splits = values.get(f"{node}.train_splits")
                 marks[key] = folder_mark(Path(value), [*splits, "test"] if isinstance(splits, list) else ["."])
-        elif key == PARTITION_PATH and isinstance(value, str):
+        elif key in FILES and isinstance(value, str):
             marks[key] = file_mark(Path(value))
     return {key: mark for key, mark in marks.items() if mark is not None}
 
@@ -117,7 +125,8 @@ def former_hash(container: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
     free = tuple(f"{key}." for key in format_1.FREE)
     flat = flatten(format_1.with_paths(dict(container)))
-    text = json.dumps({k: v for k, v in flat.items() if not f"{k}.".startswith(free)}, sort_keys=True, default=str)
+    values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free) and not is_neutral(k, v)}
+    text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

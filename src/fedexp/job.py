@@ -14,14 +14,17 @@ from fedexp import checkpoint, files, gpus, origin, tree, yaml_files
 from fedexp.arguments import key_of, read_overrides
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
+from fedexp.cohorts import check_begun
 from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
+from fedexp.explain import PRESETS, list_groups
 from fedexp.hardware import Resolved
 from fedexp.launchers import Place
 from fedexp.links import require_no_way_out
 from fedexp.lock import occupied
 from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
+from fedexp.named import search_path
 from fedexp.prepare import Prepared, prepare
 from fedexp.provenance import environment
 from fedexp.record import Recorder
@@ -75,7 +78,7 @@ def at_its_place(job: Job) -> Job:
     stored = job.directory / ".hydra" / "overrides.yaml"
     if job.sweep is not None or job.config.get("resume") is None or not stored.exists():
         return job
-    before = set(read_overrides(stored))
+    before = set(read_overrides(stored, [*list_groups(search_path()), *PRESETS]))
     typed = [key_of(override) for override in job.overrides if override not in before]
     return replace(job, config=origin.from_where_it_began(job.config, job.directory, typed))
 
@@ -123,6 +126,7 @@ def start(
         state = State.from_tree(saved.state, hardware.device, job.directory)
         origin.check_data(job.directory, experiment.bench.data)
         check_partition(job.directory, experiment)
+        check_begun(job.directory, experiment.cohorts, state.round)
     with files.storing(job.directory):
         for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
             (job.directory / left).unlink(missing_ok=True)

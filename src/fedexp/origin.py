@@ -22,7 +22,10 @@ from fedexp.errors import ConfigError
 from fedexp.identity import data_marks, essential, fingerprint
 
 NAME = "fingerprint.json"
-PATHS = ("data_dir", "dataset.root", "surrogate.options.data_dir", "surrogate.options.root", "partition.path")
+PATHS = (
+    *("data_dir", "dataset.root", "surrogate.options.data_dir", "surrogate.options.root"),
+    *("partition.path", "cohorts.path"),
+)
 
 
 def note(directory: Path, container: Mapping[str, Any], data: Data) -> None:

@@ -23,6 +23,7 @@ from fedexp.hardware import Resolved
 from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
 from fedexp.models import winograd
 from fedexp.rng import stream, torch_seed
+from fedexp.views import AUGMENTED
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
@@ -50,6 +51,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         hardware = hardware.in_one_process()
     hardware.apply()
     data, divided = divide(built)
+    rounds = groups["scenario"].rounds_per_task * len(divided)
+    cohorts = built.cohorts.read(rounds, settings.num_clients, settings.cohort_size)
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
@@ -67,6 +70,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         local=replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train))),
         dtype=hardware.dtype,
         heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
+        views=tuple(settings.test_views),
+        seed=built.seeds.training,
     )
     engine = hardware.make_engine()
     experiment = Experiment(
@@ -81,6 +86,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         initial=algorithm.server_init(initial, divided[0].federation)["params"],
         initial_buffers=bench.net.buffers(),
         mixes_examples=model.mixes_examples,
+        cohorts=cohorts,
     )
     return Prepared(experiment, hardware)
 
@@ -89,6 +95,8 @@ def in_one_place(built: Built) -> Built:
     """With `algorithm.paradigm=centralized`: one client, which holds all training data."""
     if built.groups["algorithm"].paradigm != "centralized":
         return built
+    if built.cohorts.path is not None:
+        raise ConfigError(f"cohorts.path={built.cohorts.path}: algorithm.paradigm=centralized has one client")
     log.info("algorithm.paradigm=centralized: one client holds all training data; partition and participation are idle")
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
@@ -114,11 +122,28 @@ def check(built: Built, metrics: Metrics) -> None:
             f"{' and '.join(algorithm.optimizers)}"
         )
     check_task(built)
+    check_views(built)
     if algorithm.needs.public and not built.public.fraction:
         raise ConfigError(
             f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
             "training data (public.fraction=0 now)"
         )
+
+
+def check_views(built: Built) -> None:
+    """The augmented view needs a random transform of the training images."""
+    dataset, settings = built.groups["dataset"], built.settings
+    if AUGMENTED not in settings.test_views:
+        return
+    if dataset.kind != "images":
+        why = f"dataset={dataset.name} has {dataset.kind}, which training does not transform"
+    elif not settings.augment:
+        why = "augment=false switches off the transform of the training images"
+    elif not dataset.augmentation.active:
+        why = f"dataset={dataset.name} has no augmentation (every part of dataset.augmentation is switched off)"
+    else:
+        return
+    raise ConfigError(f"test_views=[{','.join(settings.test_views)}]: there is no augmented view, {why}")
 
 
 def check_task(built: Built) -> None:

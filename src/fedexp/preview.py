@@ -19,11 +19,15 @@ from fedexp.identity import run_name
 from fedexp.lock import is_occupied
 from fedexp.metrics.history import later_partitions
 from fedexp.trackers.progress import duration
+from fedexp.views import VIEWS, file_of
 
 # What two runs must share for a round of one to take as long as a round of the other; then what may differ.
 WORK = ("dataset", "model", "local", "num_clients", "participation", "scenario._target_", "hardware.device",
         "hardware.precision")  # fmt: skip
-GROWING = (files.ROUNDS, files.CLASSES, files.CLIENTS, files.TASKS, files.LOCAL)  # with every round
+GROWING = (
+    *(files.ROUNDS, files.CLIENTS, files.TASKS),
+    *(file_of(name, view) for name in (files.CLASSES, files.LOCAL) for view in VIEWS),
+)  # with every round
 OVER = ("completed", "diverged")
 
 

@@ -16,12 +16,13 @@ import torch
 
 from fedexp import checkpoint, files
 from fedexp.engine.base import Cohort, Evaluation
-from fedexp.experiment import Experiment, State
+from fedexp.experiment import Experiment, State, Tested
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.metrics.targets import rounds_to_target
-from fedexp.metrics.tasks import TASK_COLUMNS, TaskHistory
+from fedexp.metrics.tasks import TaskHistory
 from fedexp.trackers.base import RoundRecord, Tracker
 from fedexp.tree import Tree
+from fedexp.views import PLAIN, file_of, others, suffixed
 
 log = logging.getLogger("fedexp")
 
@@ -47,13 +48,18 @@ class RoundResult:
     train_loss: float  # weighted like the aggregation
     not_finite: list[int] | None  # where loss or model are not finite: the clients whose own were not; else None
     lr: float
-    evaluation: Evaluation | None  # None: not evaluated in this round
-    local_class_correct: torch.Tensor | None  # int64 [|S|, C]
+    evaluations: dict[str, Evaluation]  # of each test view; empty: not evaluated in this round
+    local_class_correct: dict[str, torch.Tensor] | None  # of each test view, int64 [|S|, C]
     alignment: list[dict[str, Any]]  # of neurons; empty where it is not measured
     examples: int  # trained on
     bytes_up: int
     bytes_down: int
     seconds: dict[str, float]  # phase -> wall time
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Of the plain view."""
+        return self.evaluations.get(PLAIN)
 
 
 class Recorder:
@@ -64,7 +70,9 @@ class Recorder:
     ):
         """lengths: of the files at the checkpoint that the run resumes from; None for a new run."""
         self.directory, self.experiment, self.trackers = directory, experiment, trackers
-        names = (files.ROUNDS, files.CLASSES, files.CLIENTS, *((files.TASKS,) if experiment.has_tasks else ()))
+        self.views = experiment.bench.views
+        classes = [file_of(files.CLASSES, view) for view in self.views]
+        names = (files.ROUNDS, *classes, files.CLIENTS, *((files.TASKS,) if experiment.has_tasks else ()))
         self.files = files.RunFiles(directory, names, lengths)
         data = experiment.bench.data
         self.writing_seconds = 0.0  # since the last row
@@ -73,11 +81,11 @@ class Recorder:
         tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
         self.task_totals = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
 
-    def record_initial(self, state: State, evaluation: Evaluation) -> None:
-        """Round 0: the initial model."""
+    def record_initial(self, state: State, evaluations: Mapping[str, Evaluation]) -> None:
+        """Round 0: the initial model, in each test view."""
         with uninterrupted():
-            self._add_evaluation(state, 0, evaluation)
-            self._write_round(state, 0, evaluation, {})
+            self._add_evaluations(state, 0, evaluations)
+            self._write_round(state, 0, evaluations, {})
             self.save_checkpoint(state)
 
     def record_round(self, state: State, result: RoundResult) -> None:
@@ -92,11 +100,10 @@ class Recorder:
             start, seconds = time.perf_counter(), sum(phases.values())
             state.train_seconds += phases["train"]
             state.seconds += seconds
-            if result.evaluation is not None:
-                self._add_evaluation(state, result.round, result.evaluation)
-            if result.local_class_correct is not None:
-                local = class_accuracy(result.local_class_correct.cpu().numpy(), self.totals)
-                state.history.add_local(result.round, np.array(result.cohort.clients), local)
+            self._add_evaluations(state, result.round, result.evaluations)
+            for view, correct in (result.local_class_correct or {}).items():
+                local = class_accuracy(correct.cpu().numpy(), self.totals)
+                state.tested[view].history.add_local(result.round, np.array(result.cohort.clients), local)
             self._update_status(state, result)
             values = {
                 "train_loss": result.train_loss,
@@ -107,7 +114,7 @@ class Recorder:
                 **{f"{phase}_seconds": phases[phase] for phase in PHASES},
                 "seconds": seconds,
             }
-            self._write_round(state, result.round, result.evaluation, values)
+            self._write_round(state, result.round, result.evaluations, values)
             self._write_clients(state, result)
             if state.status != "running" or self._is_due(state.round):
                 self.save_checkpoint(state)
@@ -139,59 +146,74 @@ class Recorder:
         elif result.round == self.experiment.rounds:
             state.status = "completed"
 
-    def _add_evaluation(self, state: State, number: int, evaluation: Evaluation) -> None:
-        correct = evaluation.class_correct.cpu().numpy()
-        state.history.add(number, class_accuracy(correct, self.totals))
-        state.accuracy.append((number, overall_accuracy(correct, self.totals)))
-        if self.experiment.has_tasks:
-            right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals)
-            state.tasks.append((number, right.tolist()))
+    def _add_evaluations(self, state: State, number: int, evaluations: Mapping[str, Evaluation]) -> None:
+        for view, evaluation in evaluations.items():
+            tested, correct = state.tested[view], evaluation.class_correct.cpu().numpy()
+            tested.history.add(number, class_accuracy(correct, self.totals))
+            tested.accuracy.append((number, overall_accuracy(correct, self.totals)))
+            if self.experiment.has_tasks:
+                right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals)
+                tested.tasks.append((number, right.tolist()))
 
     def learned(self, number: int) -> int:
         """How many tasks have been begun when round `number` is over; 0 before the first round."""
         return -(-number // self.experiment.rounds_per_task)
 
-    def task_history(self, state: State) -> TaskHistory:
-        return TaskHistory.of(state.tasks, self.experiment.rounds_per_task)
+    def task_history(self, tested: Tested) -> TaskHistory:
+        return TaskHistory.of(tested.tasks, self.experiment.rounds_per_task)
 
     def _write_round(
-        self, state: State, number: int, evaluation: Evaluation | None, values: Mapping[str, float | int]
+        self, state: State, number: int, evaluations: Mapping[str, Evaluation], values: Mapping[str, float | int]
     ) -> None:
         """One row of rounds.csv; cells are empty where a value is undefined."""
-        row: dict[str, Any] = {"round": number, "test_accuracy": None, "test_loss": None}
+        if evaluations:
+            self._write_classes(state, number)
+            self._write_tasks(state, number)
+        tested = {view: self._view_values(state.tested[view], evaluations.get(view)) for view in self.views}
+        first = tested[PLAIN]
+        row: dict[str, Any] = {"round": number} | {name: first.pop(name) for name in ("test_accuracy", "test_loss")}
         row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
-        if self.experiment.has_tasks:
-            row |= self._write_tasks(state, number, evaluation)
-        per_class = None
-        forgetting: dict[str, Any] = dict(self.experiment.metrics.round_values(state.history))
-        if evaluation is None:
-            forgetting = dict.fromkeys(forgetting)
-        else:
-            per_class = state.history.class_accuracy[-1]
-            row |= {"test_accuracy": state.accuracy[-1][1], "test_loss": float(evaluation.loss)}
-            rows = ({"round": number, "class": c, "accuracy": a} for c, a in enumerate(per_class.tolist()))
-            self.files.append(files.CLASSES, rows)
-        row |= forgetting
-        for name in TAIL:
-            row[name] = values.get(name)
+        row |= {"task": self.learned(number)} if self.experiment.has_tasks else {}
+        for view, columns in tested.items():
+            row |= suffixed(columns, view)
+        row |= {name: values.get(name) for name in TAIL}
         self.files.append(files.ROUNDS, [row])
-        record = RoundRecord(number, {k: plain(v) for k, v in row.items() if k != "round"}, per_class, state.history)
+        per_class = state.history.class_accuracy[-1] if evaluations else None
+        shown = {name: plain(value) for name, value in row.items() if name != "round"}
+        further = {view: state.tested[view].history for view in others(self.views)}
+        record = RoundRecord(number, shown, per_class, state.history, further)
         for tracker in self.trackers:
             tracker.log_round(record)
 
-    def _write_tasks(self, state: State, number: int, evaluation: Evaluation | None) -> dict[str, Any]:
-        """Rows of tasks.csv; the columns of rounds.csv that stand for them."""
-        task = self.learned(number)
-        if evaluation is None:
-            return {"task": task} | dict.fromkeys(TASK_COLUMNS)
-        rows = enumerate(state.tasks[-1][1], 1)
-        self.files.append(
-            files.TASKS, ({"round": number, "task": task, "evaluated_task": s, "accuracy": a} for s, a in rows)
-        )
-        return {"task": task} | self.task_history(state).values()
+    def _view_values(self, tested: Tested, evaluation: Evaluation | None) -> dict[str, Any]:
+        """The columns of rounds.csv that a test view has; all None where the round was not evaluated."""
+        values: dict[str, Any] = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
+        if self.experiment.has_tasks:
+            values |= self.task_history(tested).values()
+        values |= self.experiment.metrics.round_values(tested.history)
+        return dict.fromkeys(values) if evaluation is None else values | {"test_loss": float(evaluation.loss)}
+
+    def _write_classes(self, state: State, number: int) -> None:
+        """Rows of class_accuracy.csv, and of the file of each further test view."""
+        for view in self.views:
+            per_class = state.tested[view].history.class_accuracy[-1].tolist()
+            rows = ({"round": number, "class": c, "accuracy": a} for c, a in enumerate(per_class))
+            self.files.append(file_of(files.CLASSES, view), rows)
+
+    def _write_tasks(self, state: State, number: int) -> None:
+        """Rows of tasks.csv, where there are tasks."""
+        if not self.experiment.has_tasks:
+            return
+        row = {"round": number, "task": self.learned(number)}
+        found = [suffixed({"accuracy": state.tested[view].tasks[-1][1]}, view) for view in self.views]
+        columns = {name: values for each in found for name, values in each.items()}
+        rows = ({name: values[s] for name, values in columns.items()} for s in range(len(self.task_totals)))
+        self.files.append(files.TASKS, (row | {"evaluated_task": s} | each for s, each in enumerate(rows, 1)))
 
     def _write_clients(self, state: State, result: RoundResult) -> None:
-        local = self.experiment.metrics.client_values(state.history) if result.local_class_correct is not None else {}
+        local: dict[str, np.ndarray] = {}
+        for view in result.local_class_correct or ():
+            local |= suffixed(self.experiment.metrics.client_values(state.tested[view].history), view)
         parts = self.experiment.stage_of(result.round).federation.parts
         rows = []
         for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
@@ -205,21 +227,32 @@ class Recorder:
 
     def summary(self, state: State) -> dict[str, Any]:
         """The result part of summary.json."""
-        settings, accuracy = self.experiment.settings, [value for _, value in state.accuracy]
-        trained = [(number, value) for number, value in state.accuracy if number >= 1]
-        rounds, values = [number for number, _ in trained], [value for _, value in trained]
         speed = state.examples / state.train_seconds if state.train_seconds else None
+        first = self._view_summary(state.tested[PLAIN])
+        reached = first.pop("rounds_to_target")
+        further = [suffixed(self._view_summary(state.tested[view]), view) for view in others(self.views)]
         return {
-            "accuracy": accuracy[-1],
-            "best_accuracy": max(values, default=accuracy[-1]),
-            **{k: plain(v) for k, v in self.experiment.metrics.summary(state.history).items()},
-            **(self.task_history(state).summary() if self.experiment.has_tasks else {}),
+            **first,
             **({"alignment": state.alignment} if state.alignment else {}),
-            "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
+            "rounds_to_target": reached,
+            **{name: value for values in further for name, value in values.items()},
             "rounds": state.round,
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,
+        }
+
+    def _view_summary(self, tested: Tested) -> dict[str, Any]:
+        """What summary.json says of a test view."""
+        settings, last = self.experiment.settings, tested.accuracy[-1][1]
+        trained = [(number, value) for number, value in tested.accuracy if number >= 1]
+        rounds, values = [number for number, _ in trained], [value for _, value in trained]
+        return {
+            "accuracy": last,
+            "best_accuracy": max(values, default=last),
+            **{k: plain(v) for k, v in self.experiment.metrics.summary(tested.history).items()},
+            **(self.task_history(tested).summary() if self.experiment.has_tasks else {}),
+            "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
         }
 
     def close(self) -> None:

@@ -16,11 +16,12 @@ from fedexp.errors import ConfigError
 from fedexp.figures import make_figures
 from fedexp.metrics.history import later_partitions, load_history
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
+from fedexp.views import VIEWS, file_of, others
 
 
 def final_tables(directory: Path) -> dict[str, pd.DataFrame]:
     """The tables in long format of a finished run, by name."""
-    paths = (directory / name for name in (files.CLASSES, files.TASKS))
+    paths = (directory / name for name in (*(file_of(files.CLASSES, view) for view in VIEWS), files.TASKS))
     return {path.stem: pd.read_csv(path) for path in paths if path.exists()}
 
 
@@ -36,6 +37,7 @@ class FinishedRun:
         if not isinstance(self.config.get("choices"), dict):
             raise ConfigError(f"{directory / files.CONFIG}: not written by a run (it lacks `choices`)")
         self.history = load_history(directory)
+        self.others = {view: load_history(directory, view) for view in others(self.config.get("test_views") or ())}
         self.rows = list(self._rows())
         last = self.rows[-1]["round"] if self.rows else None
         if last != self.summary["rounds"]:
@@ -94,7 +96,8 @@ class FinishedRun:
         accuracy = dict(zip(self.history.rounds, self.history.class_accuracy, strict=True))
         for row in self.rows:
             values, here = {k: v for k, v in row.items() if k != "round"}, row["round"]
-            yield RoundRecord(here, values, accuracy.get(here), self.history.upto(here))
+            further = {view: history.upto(here) for view, history in self.others.items()}
+            yield RoundRecord(here, values, accuracy.get(here), self.history.upto(here), further)
 
     def figures(self) -> list[Path]:
         """Those that are there, drawn anew where there are none although the run was to have them."""

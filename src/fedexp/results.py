@@ -9,14 +9,16 @@ from typing import Any
 from fedexp import files
 from fedexp.experiment import State
 from fedexp.figures import make_figures
+from fedexp.views import VIEWS, file_of
 
 log = logging.getLogger("fedexp")
 
 
 def write_results(directory: Path, state: State, summary: dict[str, Any], figures: bool) -> list[Path]:
     """summary.json last: a run that has one is complete, whenever it was killed."""
-    if state.history.local_rounds:
-        state.history.save_local(directory / files.LOCAL)
+    for view, tested in state.tested.items():
+        if tested.history.local_rounds:
+            tested.history.save_local(directory / file_of(files.LOCAL, view))
     pictures = draw(directory, summary) if figures else []
     files.write_json(directory / files.SUMMARY, summary)
     return pictures
@@ -47,10 +49,10 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
     names = (
         files.SUMMARY,
         files.ROUNDS,
-        files.CLASSES,
+        *(file_of(files.CLASSES, view) for view in VIEWS),
         files.TASKS,
         files.CLIENTS,
-        files.LOCAL,
+        *(file_of(files.LOCAL, view) for view in VIEWS),
         files.PARTITION,
         files.CONFIG,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedexp import tree
-from fedexp.engine.base import has_own
+from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
 from fedexp.exchange import Answers, Clock, ask, merge, not_finite, sample, survey
 from fedexp.experiment import Experiment, State
@@ -25,7 +25,7 @@ def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
     profiled_round = min(first + 1, experiment.rounds) if settings.profile else None  # the first one warms up
     try:
         if not state.accuracy:
-            recorder.record_initial(state, experiment.engine.evaluate(experiment.bench, model_of(state.server)))
+            recorder.record_initial(state, evaluate(experiment, state.server, 0))
         while state.status == "running":
             number = state.round + 1
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
@@ -71,7 +71,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
             done += groups
 
     # 4. Evaluate the new global model.
-    evaluation = experiment.engine.evaluate(bench, model_of(server)) if evaluated else None
+    evaluations = evaluate(experiment, server, number) if evaluated else {}
     alignment = align(experiment, state.server, server, done) if number == experiment.rounds else []
     clock.lap("evaluation")
     evaluating = sum(each.trained.evaluation_seconds for each in done)
@@ -89,7 +89,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         train_loss=train_loss,
         not_finite=None if finite else not_finite(done),
         lr=experiment.lr_at(number),
-        evaluation=evaluation,
+        evaluations=evaluations,
         local_class_correct=evaluated_local[-1] if evaluated_local else None,
         alignment=alignment,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
@@ -97,6 +97,13 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         bytes_down=sum(each.bytes_down for each in done),
         seconds=clock.seconds,
     )
+
+
+def evaluate(experiment: Experiment, server: Tree, number: int) -> dict[str, Evaluation]:
+    """Test the global model after round `number` in each test view."""
+    model = model_of(server)  # once: an engine of several processes sends each object that it has not seen
+    bench = experiment.bench
+    return {view: experiment.engine.evaluate(bench, model, view, number) for view in bench.views}
 
 
 def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[Answers]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedexp.errors import require, require_choice
+from fedexp.views import require_views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,7 @@ class Settings:
     augment: bool
     figures: bool
     profile: bool
+    test_views: list[str]
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
@@ -103,6 +105,7 @@ class Settings:
         for key in ("targets", "target_fractions"):
             for value in getattr(self, key):
                 require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")
+        require_views(self.test_views)
 
     @property
     def cohort_size(self) -> int:

@@ -16,8 +16,10 @@ from fedexp.data.augment import Augmentation
 from fedexp.data.types import Data
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
+from fedexp.rng import stream
 from fedexp.settings import LocalTraining
 from fedexp.tree import Params, Tree
+from fedexp.views import PLAIN
 
 EVALUATION_BATCH = 100  # so few that what a layer gives is still in a cache when the next one reads it
 EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
@@ -70,7 +72,8 @@ class Trained:
     states: list[Tree]
     losses: torch.Tensor  # [|S|]: mean objective over the local steps
     buffers: Params  # leaves [|S|, ...]: running statistics of the local models
-    class_correct: torch.Tensor | None  # int64 [|S|, C]: right answers of the local models on the test set
+    class_correct: dict[str, torch.Tensor] | None
+    """Test view -> int64 [|S|, C]: right answers of the local models on the test set."""
     evaluation_seconds: float = 0.0  # spent on the latter
 
     def tree(self) -> dict[str, Tree]:
@@ -137,6 +140,8 @@ class Workbench:
     local: LocalTraining
     dtype: torch.dtype
     heads: torch.Tensor | None = None  # int64 [T, C]: see FedAvg.heads
+    views: tuple[str, ...] = (PLAIN,)  # of the test set, see fedexp.views
+    seed: int = 0  # of the draws of the augmented view
 
     @property
     def device(self) -> torch.device:
@@ -147,9 +152,20 @@ class Workbench:
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
 
-    def load_test(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Test examples by number, index [B]: (x, y)."""
-        return self.data.inputs(self.data.x_test, index, None, None, self.dtype), self.data.y_test[index]
+    def load_test(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Test examples by number, index [B]: (x, y), augmented where draws of all test examples are given."""
+        drawn = None if draws is None else draws[index]
+        return self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype), self.data.y_test[index]
+
+    def test_draws(self, view: str, round: int) -> torch.Tensor | None:
+        """Random numbers of the augmentation for all test examples, int64 [M, D]: the same for every model that is
+        tested in a round, and others in the next one. None for the plain view."""
+        if view == PLAIN:
+            return None
+        assert self.augmentation is not None, "checked when the run was prepared"
+        rng = stream(self.seed, "augmented test", round)
+        draws = self.augmentation.draw(rng, len(self.data.y_test), *self.data.image_size)
+        return torch.from_numpy(draws).to(self.device)
 
     def to(self, device: torch.device) -> "Workbench":
         """The same on another device."""
@@ -169,12 +185,12 @@ class Workbench:
         """Into how many batches the test set is cut."""
         return -(-len(self.data.y_test) // self.evaluation_batch)
 
-    def evaluate(self, params: Params) -> Evaluation:
-        """Class-wise right answers and mean loss on the whole test set."""
-        return self.combine([self.evaluate_batches(params, range(self.evaluation_batches))])
+    def evaluate(self, params: Params, draws: torch.Tensor | None = None) -> Evaluation:
+        """Class-wise right answers and mean loss on the whole test set; draws: see `test_draws`."""
+        return self.combine([self.evaluate_batches(params, range(self.evaluation_batches), draws)])
 
     @torch.no_grad()
-    def evaluate_batches(self, params: Params, batches: range) -> PartialEvaluation:
+    def evaluate_batches(self, params: Params, batches: range, draws: torch.Tensor | None = None) -> PartialEvaluation:
         """The same for consecutive batches of the test set."""
         self.net.hold(params)
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
@@ -184,7 +200,7 @@ class Workbench:
         for row, number in enumerate(batches):
             start = number * self.evaluation_batch
             index = torch.arange(start, min(start + self.evaluation_batch, len(labels)), device=self.device)
-            x, y = self.load_test(index)
+            x, y = self.load_test(index, draws)
             logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
             right = (logits.argmax(-1) == y).to(torch.int64)
@@ -251,10 +267,10 @@ class Engine(ABC):
         """Trains the cohort. server: what it sent, with the "buffers" of its model; the results stand in the order of
         the cohort."""
 
-    def evaluate(self, bench: Workbench, server: Tree) -> Evaluation:
-        """The global model on the test set."""
+    def evaluate(self, bench: Workbench, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
+        """The global model on the test set as one of its views shows it in a round."""
         bench.net.set_buffers(server["buffers"])
-        return bench.evaluate(server["params"])
+        return bench.evaluate(server["params"], bench.test_draws(view, round))
 
     def logits(self, bench: Workbench, models: Sequence[Params], numbers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each model (with its buffers) on training examples by number, not augmented: [n_i, C] each."""

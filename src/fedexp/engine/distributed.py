@@ -35,6 +35,7 @@ from fedexp.engine.ranks import Ranks
 from fedexp.engine.worker import Evaluate, Failure, Publish, Setup, Train, Worker, move, picklable
 from fedexp.errors import ConfigError
 from fedexp.tree import Tree
+from fedexp.views import PLAIN
 
 CPU = torch.device("cpu")
 GATHERING = timedelta(minutes=10)  # until all processes have started
@@ -87,11 +88,11 @@ class Distributed(Engine):
             gather.add(positions, Trained(**values))
         return gather.result(parallel=len(shares))
 
-    def evaluate(self, bench: Workbench, server: Tree) -> Evaluation:
+    def evaluate(self, bench: Workbench, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
         self._prepare(bench, server)
         count = min(dist.get_world_size(), bench.evaluation_batches)
         edges = [bench.evaluation_batches * i // count for i in range(count + 1)]
-        parts = self._ask([Evaluate(range(*edge)) for edge in pairwise(edges)])
+        parts = self._ask([Evaluate(range(*edge), view, round) for edge in pairwise(edges)])
         return bench.combine([replace(part, **move(vars(part), bench.device)) for part in parts])
 
     def close(self) -> None:

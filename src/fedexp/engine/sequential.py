@@ -68,7 +68,7 @@ def play_client(
         raise ClientFailure(f"{where}: {error}") from error
     buffers = live.buffers()
     start = time.perf_counter()
-    correct = evaluate_trained(bench, trained, buffers, server)[None] if evaluate_local else None
+    correct = evaluate_trained(bench, trained, buffers, server, alone.round) if evaluate_local else None
     seconds = time.perf_counter() - start
     messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
     return Trained(messages, [state], loss[None], buffers, correct, seconds if evaluate_local else 0.0)
@@ -85,10 +85,12 @@ def finish(
     return outcome
 
 
-def evaluate_trained(bench: Workbench, params: Tree, buffers: Tree, server: Tree) -> torch.Tensor:
-    """Class-wise right answers of a local model with its own running statistics; int64 [C]."""
+def evaluate_trained(
+    bench: Workbench, params: Tree, buffers: Tree, server: Tree, round: int
+) -> dict[str, torch.Tensor]:
+    """Class-wise right answers of a local model with its own running statistics; int64 [1, C] for each test view."""
     bench.net.set_buffers(buffers)
-    correct = bench.evaluate(params).class_correct
+    correct = {view: bench.evaluate(params, bench.test_draws(view, round)).class_correct[None] for view in bench.views}
     bench.net.set_buffers(server["buffers"])
     bench.net.hold(server["params"])
     return correct

@@ -70,7 +70,9 @@ class Vectorised(Engine):
                 clients, part = self._train_together(job, cohort.take(positions))
                 if evaluate_local:
                     before = moment(job.bench.device)
-                    part = replace(part, class_correct=evaluate_together(job, clients.frame.params))
+                    draws = {view: job.bench.test_draws(view, cohort.round) for view in job.bench.views}
+                    correct = {view: evaluate_together(job, clients.frame.params, each) for view, each in draws.items()}
+                    part = replace(part, class_correct=correct)
                     evaluations.append((before, moment(job.bench.device)))
                 gather.add(positions, part)
             return replace(gather.result(), evaluation_seconds=sum(seconds(*ends) for ends in evaluations))
@@ -105,8 +107,9 @@ def can_be_recorded(bench: Workbench) -> bool:
 
 
 @torch.no_grad()
-def evaluate_together(job: Job, params: Params) -> torch.Tensor:
-    """Class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C]."""
+def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = None) -> torch.Tensor:
+    """Class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C].
+    draws: of the augmented view of all test examples (Workbench.test_draws)."""
     bench, data = job.bench, job.bench.data
     count = len(next(iter(params.values())))
     # Three times as many images as in training take about as much memory, since no backward pass needs anything kept.
@@ -114,7 +117,7 @@ def evaluate_together(job: Job, params: Params) -> torch.Tensor:
     correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=bench.device)
     for start in range(0, len(data.y_test), size):
         index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
-        x, y = bench.load_test(index)
+        x, y = bench.load_test(index, draws)
         answers = vmap(lambda p, x=x, i=index: bench.class_logits(job.net(p, x).logits, i).argmax(-1))(params)
         correct.index_add_(1, y, (answers == y).to(torch.int64))
     return correct

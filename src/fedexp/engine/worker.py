@@ -45,6 +45,8 @@ class Train:
 @dataclass(frozen=True)
 class Evaluate:
     batches: range
+    view: str
+    round: int
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ class Worker:
                 states, personals = move((cohort.states, cohort.personals), self.device)
                 cohort = replace(cohort, states=states, personals=personals)
                 return self.engine.train(algorithm, self.bench, self.server, cohort, lr, evaluate_local)
-            case Evaluate(batches):
+            case Evaluate(batches, view, number):
                 self.bench.net.set_buffers(self.server["buffers"])
-                return self.bench.evaluate_batches(self.server["params"], batches)
+                draws = self.bench.test_draws(view, number)
+                return self.bench.evaluate_batches(self.server["params"], batches, draws)
             case Ask(model, numbers):
                 return self.bench.logits(move(model, self.device), numbers)
             case hardware:

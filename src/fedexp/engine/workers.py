@@ -25,6 +25,7 @@ from fedexp.engine.base import Cohort, Engine, Evaluation, Gather, PartialEvalua
 from fedexp.engine.channel import Channel, Parcel
 from fedexp.engine.worker import Ask, Evaluate, Failure, Publish, Setup, Train, move
 from fedexp.tree import Params, Tree
+from fedexp.views import PLAIN
 
 log = logging.getLogger("fedexp")
 T = TypeVar("T")
@@ -102,11 +103,12 @@ class Workers(Engine):
             gather.add(order.positions, Trained(**part))
         return gather.result(parallel=min(len(self.hardware), len(orders)))
 
-    def evaluate(self, bench: Workbench, server: Tree) -> Evaluation:
+    def evaluate(self, bench: Workbench, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
         count = min(len(self.hardware), bench.evaluation_batches)
         edges = [bench.evaluation_batches * i // count for i in range(count + 1)]
         pieces = [range(*edge) for edge in pairwise(edges)]
-        orders = [Order("evaluating the global model", Evaluate(piece), [i]) for i, piece in enumerate(pieces)]
+        name = "evaluating the global model"
+        orders = [Order(name, Evaluate(piece, view, round), [i]) for i, piece in enumerate(pieces)]
         parts: list[PartialEvaluation] = [None] * count  # type: ignore[list-item]
         for order, answer in self._do(bench, server, orders):
             parts[order.positions[0]] = PartialEvaluation(*move(tuple(vars(answer).values()), bench.device))

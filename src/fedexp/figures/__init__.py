@@ -7,13 +7,14 @@ matplotlib is used through its object interface (no pyplot, no global state), so
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp import files
 from fedexp.figures.load import RunFiles, load_run
+from fedexp.views import PLAIN, VIEWS, suffix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fedexp.metrics.history import History
 
 DPI = 130
-INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")
+INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")  # and those of further test views
 
 
 def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[Path]:
@@ -39,29 +40,37 @@ def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[P
     return paths
 
 
-def interim_pictures(run_dir: Path, history: "History") -> dict[str, bytes]:
+def interim_pictures(
+    run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
+) -> dict[str, bytes]:
     """Heat maps of the class accuracies up to the last round of `history` and, where local models were evaluated in it,
-    its round picture: name -> png. Nothing is written; the run may go on or be long over."""
-    return {name: _png(draw()) for name, draw in _figures(load_run(run_dir, history)) if name in INTERIM}
+    its round picture: name -> png. Nothing is written; the run may go on or be long over. further: the history in each
+    further view of the test set."""
+    names = [f"{name}{suffix(view)}" for name in INTERIM for view in VIEWS]
+    run = load_run(run_dir, history, further=further)
+    return {name: _png(draw()) for name, draw in _figures(run) if name in names}
 
 
 def _figures(run: RunFiles) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """The pictures that this run has data for, each to be drawn by a call."""
     from fedexp.figures import draw
 
-    if run.history:
-        yield "class_accuracy", partial(draw.class_accuracy, run, run.history)
-        yield "class_accuracy_normalised", partial(draw.class_accuracy_normalised, run, run.history)
+    histories = {PLAIN: run.history} | run.others if run.history else {}
+    for view, history in histories.items():
+        yield f"class_accuracy{suffix(view)}", partial(draw.class_accuracy, run, history, view)
+        yield f"class_accuracy_normalised{suffix(view)}", partial(draw.class_accuracy_normalised, run, history, view)
     if run.tasks is not None:
-        yield "tasks", partial(draw.tasks, run, run.tasks)
+        for view, tasks in ({PLAIN: run.tasks} | run.other_tasks).items():
+            yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)
     if run.has("test_accuracy"):
         yield "curves", partial(draw.curves, run)
     if run.has("train_loss") or run.has("test_loss"):
         yield "loss", partial(draw.loss, run)
     if run.counts is not None:
         yield "data_distribution", partial(draw.data_distribution, run, run.counts)
-    if run.history and run.history.local_rounds:
-        yield "local_round", partial(draw.local_round, run, run.history)
+    for view, history in histories.items():
+        if history.local_rounds:
+            yield f"local_round{suffix(view)}", partial(draw.local_round, run, history, view)
 
 
 def save(figure: "Figure", path: Path) -> None:

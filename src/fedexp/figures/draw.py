@@ -31,17 +31,19 @@ from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
+from fedexp.views import PLAIN
 
 BUBBLES = (50, 30)  # most clients and classes for a bubble chart
 MOST_COLUMNS = 400  # in a heat map of clients: two pixels each
 
 
-def class_accuracy(run: RunFiles, history: History) -> Figure:
+def class_accuracy(run: RunFiles, history: History, view: str = PLAIN) -> Figure:
     """Heat map classes x rounds of class-wise test accuracy (FedNTD Fig. 2a, Flashback Fig. 5); colour 0 to 1."""
-    return _class_map(run, history, "Class-wise test accuracy", history.matrix, "test accuracy of the class", top=1.0)
+    subject = f"Class-wise test accuracy{_of(view)}"
+    return _class_map(run, history, subject, history.matrix, "test accuracy of the class", top=1.0)
 
 
-def class_accuracy_normalised(run: RunFiles, history: History) -> Figure:
+def class_accuracy_normalised(run: RunFiles, history: History, view: str = PLAIN) -> Figure:
     """The same, every round divided by its sum over the classes (FedNTD Fig. 10).
 
     The colour ends at 3/C, three times the share of a class in a balanced model, so that runs compare; more is clipped.
@@ -49,13 +51,16 @@ def class_accuracy_normalised(run: RunFiles, history: History) -> Figure:
     share = normalised_heat_map(history.matrix)
     top = min(1.0, 3 / share.shape[1])
     label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / share.shape[1]:.3g})"
-    return _class_map(run, history, "Class-wise test accuracy, normalised in every round", share, label, top=top)
+    subject = f"Class-wise test accuracy{_of(view)}, normalised in every round"
+    return _class_map(run, history, subject, share, label, top=top)
 
 
-def tasks(run: RunFiles, file: TaskFile) -> Figure:
+def tasks(run: RunFiles, file: TaskFile, view: str = PLAIN) -> Figure:
     """Heat map tasks x rounds of test accuracy, above the two accuracies of CFeD (Fig. 3)."""
     height = map_height(file.accuracy.shape[1])
-    figure, (above, below) = _figure(run, "Test accuracy on the tasks", 3.7 + height, rows=2, ratio=(height, 2.2))
+    figure, (above, below) = _figure(
+        run, f"Test accuracy on the tasks{_of(view)}", 3.7 + height, rows=2, ratio=(height, 2.2)
+    )
     heat_map(figure, above, file.rounds, file.accuracy, "test accuracy\non the task", top=1.0, first=1)
     above.set_xlabel("")
     above.tick_params(labelbottom=False)
@@ -86,6 +91,9 @@ def curves(run: RunFiles) -> Figure:
     figure, (above, below) = _figure(run, "Accuracy and forgetting of the global model", 5.6, rows=2)
     rounds, accuracy = run.points("test_accuracy")
     line(above, rounds, accuracy, BLUE, "test accuracy")
+    second = run.points("test_accuracy_augmented")
+    if second[0].size:
+        line(above, *second, GREEN, "the same, augmented\ntest images")
     best = int(np.argmax(accuracy))
     label = f"best: {accuracy[best]:.3f}, round {rounds[best]:.0f}"
     above.plot(rounds[best], accuracy[best], "*", color=ORANGE, markersize=11, label=label, clip_on=False, zorder=3)
@@ -97,6 +105,7 @@ def curves(run: RunFiles) -> Figure:
     line(below, *run.points("round_forgetting"), BLUE, "round forgetting", faint=True)
     line(below, *run.points("local_round_forgetting"), GREEN, "local round forgetting,\nmean of clients", faint=True)
     line(below, *run.points("forgetting"), ORANGE, "forgetting F (BwT)")
+    line(below, *run.points("forgetting_augmented"), GREY, "forgetting F, augmented\ntest images")
     below.set_ylabel("forgetting")
     if not below.lines:
         say(below, "undefined before the second evaluated round")
@@ -141,11 +150,11 @@ def data_distribution(run: RunFiles, counts: np.ndarray) -> Figure:
     return figure
 
 
-def local_round(run: RunFiles, history: History) -> Figure:
+def local_round(run: RunFiles, history: History, view: str = PLAIN) -> Figure:
     """The round picture of the last round (Flashback Fig. 2): global model before, local models, global model after."""
     rows, last = round_picture(history), history.local_rounds[-1]
     names = [f"global, round {last - 1}", *(f"client {k}" for k in history.sampled[-1]), f"global, round {last}"]
-    subject = f"Class-wise test accuracy within round {last}: before, local models, after"
+    subject = f"Class-wise test accuracy{_of(view)} within round {last}: before, local models, after"
     figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
     image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap=colour_map(), vmin=0, vmax=1)
     for boundary in (0.5, len(rows) - 1.5):
@@ -167,6 +176,11 @@ def round_picture(history: History) -> np.ndarray:
     local, last = history.local_class_accuracy[-1], history.local_rounds[-1]
     absent = np.full(local.shape[1], np.nan)
     return np.vstack([by_round.get(last - 1, absent), local, by_round.get(last, absent)])
+
+
+def _of(view: str) -> str:
+    """What a title adds for a view of the test set."""
+    return "" if view == PLAIN else f", {view} test images"
 
 
 def _figure(

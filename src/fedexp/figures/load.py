@@ -2,8 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from yaml import YAMLError
 from fedexp.data.partition import Partition, load_npz
 from fedexp.errors import ConfigError
 from fedexp.metrics.history import History, later_partitions, load_history
+from fedexp.views import PLAIN, VIEWS, file_of, others, suffix
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class RunFiles:
     classes: tuple[str, ...]  # names; index = label
     history: History | None  # class accuracies
     tasks: TaskFile | None
+    others: dict[str, History] = field(default_factory=dict)  # class accuracies in each further view of the test set
+    other_tasks: dict[str, TaskFile] = field(default_factory=dict)
 
     def has(self, column: str) -> bool:
         return self.points(column)[0].size > 0
@@ -58,10 +61,16 @@ class RunFiles:
         return rounds, values[finite]
 
 
-def load_run(run_dir: Path, history: History | None = None, summary: dict[str, Any] | None = None) -> RunFiles:
+def load_run(
+    run_dir: Path,
+    history: History | None = None,
+    summary: dict[str, Any] | None = None,
+    further: Mapping[str, History] | None = None,
+) -> RunFiles:
     """Read a run directory. Raises ConfigError naming a damaged file.
 
-    history: class accuracies up to a round, in the place of those in the files: the run as it was after that round.
+    history: class accuracies up to a round, in the place of those in the files: the run as it was after that round;
+    further: the same in each further view of the test set.
     summary: what summary.json will be, where it is still to be written.
     """
     config, columns, tasks = (
@@ -69,16 +78,21 @@ def load_run(run_dir: Path, history: History | None = None, summary: dict[str, A
         read_columns(run_dir / "rounds.csv"),
         read_tasks(run_dir / "tasks.csv"),
     )
+    views = {view: read_tasks(run_dir / "tasks.csv", view) for view in others(VIEWS)}
+    other_tasks = {view: each for view, each in views.items() if each is not None}
     partition = run_dir / "partition.npz"
     arrays = load_npz(partition) if partition.exists() else {}
     if history is not None:
         summary, last = {}, history.rounds[-1]  # not over yet
         columns = {name: values[columns["round"] <= last] for name, values in columns.items()}
         tasks = tasks and tasks.upto(last)
+        other_tasks = {view: each.upto(last) for view, each in other_tasks.items()}
     else:
         summary = _read_json(run_dir / "summary.json") if summary is None else summary
         drawable = arrays and (run_dir / "class_accuracy.csv").exists()
         history = load_history(run_dir) if drawable else None
+        there = [view for view in others(VIEWS) if (run_dir / file_of("class_accuracy.csv", view)).exists()]
+        further = {view: load_history(run_dir, view) for view in there if drawable}
     return RunFiles(
         title=describe(config, summary, config.get("choices") or {}),
         columns=columns,
@@ -87,6 +101,8 @@ def load_run(run_dir: Path, history: History | None = None, summary: dict[str, A
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
         history=history if history and history.rounds else None,
         tasks=tasks,
+        others={view: each for view, each in (further or {}).items() if each.rounds},
+        other_tasks=other_tasks,
     )
 
 
@@ -97,14 +113,16 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
     return first["counts"] + sum(Partition.load(path).counts for path in later_partitions(run_dir))
 
 
-def read_tasks(path: Path) -> TaskFile | None:
-    """tasks.csv; None when it is missing or has no row. Raises ConfigError when it is not such a table."""
+def read_tasks(path: Path, view: str = PLAIN) -> TaskFile | None:
+    """tasks.csv; None when it is missing, has no row or lacks this view of the test set. Raises ConfigError when it is
+    not such a table."""
     columns = read_columns(path)
-    if not columns:
+    name = f"accuracy{suffix(view)}"
+    if not columns or (view != PLAIN and name not in columns):
         return None
     try:
-        keys = np.stack([columns[name] for name in ("round", "task", "evaluated_task")])
-        accuracy = columns["accuracy"]
+        keys = np.stack([columns[key] for key in ("round", "task", "evaluated_task")])
+        accuracy = columns[name]
     except KeyError as error:
         raise ConfigError(f"{path}: cannot be read (no column {error})") from None
     whole = np.isfinite(keys).all(0)  # the last row of a killed run may be cut short

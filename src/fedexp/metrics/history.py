@@ -11,6 +11,7 @@ import numpy as np
 
 from fedexp.data.partition import Partition, load_npz, save_npz
 from fedexp.errors import ConfigError
+from fedexp.views import PLAIN, file_of
 
 if TYPE_CHECKING:
     import torch
@@ -111,16 +112,16 @@ class History:
         return cls(counts=arrays["counts"], rounds_per_task=int(arrays.get("rounds_per_task", 0)), **numbers, **lists)
 
 
-def load_history(run_dir: Path) -> History:
+def load_history(run_dir: Path, view: str = PLAIN) -> History:
     """Rebuild the history from a run directory, so that any metric can be computed after the run.
 
-    Reads class_accuracy.csv, partition.npz and, if it is there, local_class_accuracy.npz. Raises ConfigError naming a
-    file that is missing or damaged.
+    Reads class_accuracy.csv, partition.npz and, if it is there, local_class_accuracy.npz; for another view of the test
+    set, its files of accuracies. Raises ConfigError naming a file that is missing or damaged.
     """
     run_dir = Path(run_dir)
     tasks = [Partition.load(path) for path in [run_dir / "partition.npz", *later_partitions(run_dir)]]
     classes = tasks[0].counts.shape[1]
-    rounds, matrix = _read_class_accuracy(run_dir / "class_accuracy.csv", classes)
+    rounds, matrix = _read_class_accuracy(run_dir / file_of("class_accuracy.csv", view), classes)
     arrays = {
         "counts": np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
         "rounds_per_task": np.array(tasks[0].info.get("rounds_per_task", 0)),
@@ -130,7 +131,7 @@ def load_history(run_dir: Path) -> History:
         "sampled": np.empty((0, 0), dtype=np.int64),
         "local_class_accuracy": np.empty((0, 0, classes)),
     }
-    local = run_dir / "local_class_accuracy.npz"
+    local = run_dir / file_of("local_class_accuracy.npz", view)
     if local.exists():
         saved = load_npz(local)
         missing = {"rounds", "sampled", "accuracy"} - saved.keys()

@@ -5,7 +5,7 @@ returns nothing and raises nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ class RoundRecord:
     values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
     class_accuracy: np.ndarray | None  # [C], nan for a class without test examples; None: not evaluated
     history: "History | None" = None  # all class accuracies up to this round; to be read at once, since it goes on
+    others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view of the test set
 
 
 class Tracker:

@@ -188,6 +188,7 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     seconds = summary.get("seconds")
     tasks = [(name, key) for name, key in TASK_ROWS.items() if key in summary]
+    second = [(f"{name}, augmented", f"{name}_augmented") for name in ("accuracy", "forgetting")]
     targets = summary.get("rounds_to_target") or {}
     return [
         ("algorithm", str(summary.get("algorithm", "-"))),
@@ -199,6 +200,7 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("best accuracy", number("best_accuracy", ".4f")),
         ("forgetting", number("forgetting", ".4f")),
         ("round forgetting", number("round_forgetting", ".4f")),
+        *((name, number(key, ".4f")) for name, key in second if key in summary),
         *((name, number(key, ".4f")) for name, key in tasks),
         ("rounds to target", ", ".join(f"{k}: {'never' if v is None else v}" for k, v in targets.items()) or "-"),
         ("time", "-" if seconds is None else duration(seconds)),

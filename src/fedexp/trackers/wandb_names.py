@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fedexp.views import PLAIN, VIEWS, others, suffix
+
 NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
     "test_accuracy": "test/accuracy",
     "test_loss": "test/loss",
@@ -30,7 +32,9 @@ NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
 SUMMARIES = {
     "test/*": "max,last",
     "test/loss": "min,last",
+    "test/loss_augmented": "min,last",
     "class/*": "max,last",
+    "class_augmented/*": "max,last",
     "forgetting/*": "mean,last",
     "local/*": None,
     "local/train_loss": "min,last",
@@ -42,6 +46,9 @@ SUMMARIES = {
 
 def metric_name(column: str) -> str:
     """Of a column of rounds.csv. One that is not known is a forgetting metric's: only these add any."""
+    for view in others(VIEWS):
+        if column.endswith(suffix(view)):
+            return metric_name(column.removesuffix(suffix(view))) + suffix(view)
     if column in NAMES:
         return NAMES[column]
     if column.endswith("_seconds"):
@@ -49,9 +56,9 @@ def metric_name(column: str) -> str:
     return f"forgetting/{plain(column.removesuffix('_forgetting'))}"
 
 
-def class_metric(name: str) -> str:
-    """Of the test accuracy on a class."""
-    return f"class/{plain(name)}"
+def class_metric(name: str, view: str = PLAIN) -> str:
+    """Of the test accuracy on a class; each view of the test set has a section."""
+    return f"class{suffix(view)}/{plain(name)}"
 
 
 def plain(name: str) -> str:
@@ -62,9 +69,10 @@ def plain(name: str) -> str:
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     """summary.json with a number of its own for each target, which bar charts and columns of the run table can show:
     {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7, rounds_to_90pct_of_best: 12 (None: never)."""
-    flat = {key: value for key, value in summary.items() if key != "rounds_to_target"}
-    for target, number in (summary.get("rounds_to_target") or {}).items():
-        flat[target_name(target)] = number
+    flat = dict(summary)
+    for view in VIEWS:
+        for target, number in (flat.pop(f"rounds_to_target{suffix(view)}", None) or {}).items():
+            flat[target_name(target) + suffix(view)] = number
     return flat
 
 

@@ -20,6 +20,7 @@ from fedexp.errors import require, require_choice
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
 from fedexp.trackers.wandb_names import class_metric, define_metrics, flat_summary, metric_name
 from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
+from fedexp.views import PLAIN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,8 +192,10 @@ class WandbTracker(Tracker):
         row: dict[str, Any] = {"round": record.round}
         row |= {metric_name(column): value for column, value in record.values.items() if value is not None}
         if record.class_accuracy is not None:
-            accuracy = zip(self._info.classes, record.class_accuracy.tolist(), strict=True)
-            row |= {class_metric(name): value for name, value in accuracy if not math.isnan(value)}
+            views = {PLAIN: record.class_accuracy} | {v: each.class_accuracy[-1] for v, each in record.others.items()}
+            for view, values in views.items():
+                accuracy = zip(self._info.classes, values.tolist(), strict=True)
+                row |= {class_metric(name, view): value for name, value in accuracy if not math.isnan(value)}
         row |= self._interim_images(record)
         # The round is W&B's step too: what a resumed run repeats is dropped by W&B instead of logged twice.
         self._run.log(row, step=record.round, commit=True)
@@ -207,7 +210,7 @@ class WandbTracker(Tracker):
 
         from fedexp.figures import interim_pictures
 
-        pictures = interim_pictures(self._info.directory, record.history)
+        pictures = interim_pictures(self._info.directory, record.history, record.others)
         return _images({name: Image.open(io.BytesIO(content)) for name, content in pictures.items()})
 
     def _log_results(

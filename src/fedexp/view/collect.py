@@ -22,6 +22,7 @@ from fedexp.data.partition import load_npz
 from fedexp.errors import ConfigError, nearest
 from fedexp.identity import flatten
 from fedexp.lock import is_occupied
+from fedexp.views import AUGMENTED, file_of, suffix
 
 MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)  # one of them makes a directory a run
 EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.CLASSES, files.PARTITION)
@@ -30,6 +31,7 @@ MOST_CELLS = 12_000  # of a heat map
 LEVELS = 250  # of a heat map between 0 and 1; the byte 255 stands for undefined
 SHOWN = (
     *aggregate.VALUES,
+    *(f"{name}{suffix(AUGMENTED)}" for name in ("accuracy", "best_accuracy", "forgetting")),
     "rounds",
     "seconds",
     "train_samples_per_second",
@@ -87,6 +89,7 @@ class Files:
     overrides: list[str] = field(default_factory=list)
     rounds: pd.DataFrame | None = None  # rounds.csv, numbers; no row without a round
     classes: pd.DataFrame | None = None  # class_accuracy.csv, likewise
+    augmented: pd.DataFrame | None = None  # class_accuracy_augmented.csv, likewise
     names: list[str] | None = None  # of the classes
 
     @classmethod
@@ -99,6 +102,9 @@ class Files:
         run.overrides = run._try(".hydra/overrides.yaml", read_overrides) or []
         run.rounds = run._try(files.ROUNDS, lambda path: read_table(path, ["round"]))
         run.classes = run._try(files.CLASSES, lambda path: read_table(path, ["round", "class", "accuracy"]))
+        run.augmented = run._try(
+            file_of(files.CLASSES, AUGMENTED), lambda path: read_table(path, ["round", "class", "accuracy"])
+        )
         run.names = run._try(files.PARTITION, lambda path: [str(name) for name in load_npz(path)["classes"]])
         return run
 
@@ -234,6 +240,7 @@ def describe(run: Files, pools: Mapping[str, Pool]) -> dict[str, Any]:
         "summary": {name: plain(run.summary[name]) for name in SHOWN if name in run.summary},
         **curves(run.rounds, pools),
         "heat": heat(run.classes, run.names, pools),
+        **({} if run.augmented is None else {"heat_augmented": heat(run.augmented, run.names, pools)}),
     }
 
 

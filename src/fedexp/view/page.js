@@ -18,7 +18,7 @@ function make(name, attributes, ...children) {
 
 // ---- what is shown
 
-const state = { setting: 0, hidden: new Set(), left: "", right: "", seeds: "band", scale: "raw", seed: "mean" };
+const state = { setting: 0, hidden: new Set(), left: "", right: "", seeds: "band", scale: "raw", view: "heat", seed: "mean" };
 const words = (name) => name.replaceAll("_", " ");
 const number = (value) => (value === null || value === undefined ? "–" : typeof value !== "number" ? String(value)
   : Number.isInteger(value) ? value.toLocaleString("en") : Math.abs(value) < 1000 ? String(+value.toPrecision(4))
@@ -221,9 +221,12 @@ const VIRIDIS = Array.from({ length: 256 }, (_, i) => {
   return STOPS[below].map((c, k) => Math.round(c + (STOPS[below + 1][k] - c) * (place - below)));
 });
 
+/** Of the chosen view of the test set: axis, classes and data; nothing where a run lacks it. */
+function heatOf(run) { return run[state.view]; }
+
 /** Class accuracies of a run: rounds x classes as one Float32Array, nan where undefined. */
 function matrixOf(run) {
-  const raw = atob(run.heat.data);
+  const raw = atob(heatOf(run).data);
   return Float32Array.from(raw, (c) => (c.charCodeAt(0) === 255 ? NaN : c.charCodeAt(0) / data.levels));
 }
 
@@ -253,8 +256,8 @@ function heatCards(setting) {
 }
 
 function heatCard(setting, method, group, chosen) {
-  const first = group.find((run) => run.heat);
-  const runs = first ? group.filter((run) => run.heat && run.heat.axis === first.heat.axis && run.heat.classes === first.heat.classes) : [];
+  const first = group.find((run) => heatOf(run));
+  const runs = first ? group.filter((run) => heatOf(run) && heatOf(run).axis === heatOf(first).axis && heatOf(run).classes === heatOf(first).classes) : [];
   const where = state.setting === "all" ? ` ${data.settings[setting]}` : "";
   const seeds = runs.length > 1 ? `mean of ${runs.length} seeds` : runs.length ? `seed ${runs[0].seed}` : "";
   const holder = make("div", { class: "panel" }, make("h3", {}, data.methods[method], make("span", { class: "where" }, ` ${seeds}${where}`)));
@@ -266,11 +269,11 @@ function heatCard(setting, method, group, chosen) {
     return holder;
   }
   if (runs.length < group.length) holder.append(make("p", { class: "note" }, `${group.length - runs.length} of ${group.length} left out: other rounds or classes, or no file.`));
-  const classes = data.classes[first.heat.classes];
-  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `Class accuracy of ${data.methods[method]}, ${seeds}: ${classes.length} classes, ${data.axes[first.heat.axis].length} rounds. Arrow keys read the cells.` });
+  const classes = data.classes[heatOf(first).classes];
+  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `Class accuracy of ${data.methods[method]}, ${seeds}: ${classes.length} classes, ${data.axes[heatOf(first).axis].length} rounds. Arrow keys read the cells.` });
   canvas.style.height = `${Math.max(70, Math.min(17 * classes.length, 340)) + 22}px`;
   holder.append(canvas);
-  return lazily(holder, () => drawMap(canvas, mapOf(runs, classes.length), data.axes[first.heat.axis], classes));
+  return lazily(holder, () => drawMap(canvas, mapOf(runs, classes.length), data.axes[heatOf(first).axis], classes));
 }
 
 function drawMap(canvas, values, rounds, classes) {
@@ -332,7 +335,7 @@ function fitted(pen, text, width) {
 
 function drawMaps() {
   $("#heat .maps").replaceChildren(...shownSettings().flatMap(heatCards));
-  const heats = shownSettings().flatMap(shownRuns).map((run) => run.heat).filter(Boolean);
+  const heats = shownSettings().flatMap(shownRuns).map((run) => heatOf(run)).filter(Boolean);
   const thinned = Math.max(1, ...heats.map((heat) => heat.every));
   const most = Math.max(0, ...heats.map((heat) => data.classes[heat.classes].length));
   const end = state.scale === "raw" ? "1" : `${number(Math.min(1, 3 / most))}${most > 3 ? " or more" : ""}`;
@@ -505,13 +508,13 @@ function option(value, text) { return make("option", { value }, text ?? words(va
 /** The state in the address, so that a view can be kept and sent. */
 function remember() {
   const hidden = [...state.hidden].join(".");
-  const entries = { setting: state.setting, left: state.left, right: state.right, seeds: state.seeds, scale: state.scale, seed: state.seed, ...(hidden && { hidden }) };
+  const entries = { setting: state.setting, left: state.left, right: state.right, seeds: state.seeds, scale: state.scale, seed: state.seed, ...(state.view !== "heat" && { view: state.view }), ...(hidden && { hidden }) };
   history.replaceState(null, "", `#${new URLSearchParams(entries)}`);
 }
 
 function recall() {
   const given = new URLSearchParams(location.hash.slice(1));
-  for (const id of ["setting", "left", "right", "seeds", "scale", "seed"]) {
+  for (const id of ["setting", "left", "right", "seeds", "scale", "view", "seed"]) {
     const select = $(`#${id}`);
     if (given.has(id) && [...select.options].some((o) => o.value === given.get(id))) select.value = given.get(id);
     state[id] = select.value;
@@ -554,6 +557,7 @@ function begin() {
   for (const id of ["left", "right"]) $(`#${id}`).append(...data.measures.map((name) => option(name)));
   $("#right").value = data.measures[1] ?? data.measures[0] ?? "";
   const seeds = [...new Set(data.runs.map((run) => run.seed).filter((seed) => seed !== null))].sort((a, b) => a - b);
+  $("#view").parentElement.hidden = !data.runs.some((run) => run.heat_augmented);
   $("#seed").append(option("mean", "mean"), option("each", "each"), ...seeds.map((seed) => option(seed, String(seed))));
   recall();
   drawMethods();
@@ -561,7 +565,7 @@ function begin() {
   drawRuns();
   drawConfiguration();
   changed();
-  for (const id of ["setting", "left", "right", "seeds", "scale", "seed"]) {
+  for (const id of ["setting", "left", "right", "seeds", "scale", "view", "seed"]) {
     $(`#${id}`).addEventListener("change", (event) => {
       state[id] = id === "setting" && event.target.value !== "all" ? Number(event.target.value) : event.target.value;
       changed();

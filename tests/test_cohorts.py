@@ -1,0 +1,87 @@
+"""Cohorts from a file: the clients that it names take part, and every mistake in it is one message."""
+
+import json
+
+import pytest
+
+from fedexp.cohorts import Cohorts, check_begun
+from fedexp.errors import ConfigError
+from fedexp.exchange import sample
+from fedexp.run import play_round
+from world import advance, make_experiment
+
+
+def read(path, rounds=3):
+    return Cohorts(path=str(path)).read(rounds, 5, 4)
+
+
+def write(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+GOOD = {"1": [3, 0, 1, 2], "2": [4, 3, 2, 1], "3": [0, 1, 2, 4], "4": [9]}
+ASCENDING = {1: [0, 1, 2, 3], 2: [1, 2, 3, 4], 3: [0, 1, 2, 4]}
+
+
+def test_all_forms_say_the_same(tmp_path):
+    rows = ["round,client,examples", *(f"{r},{c},7" for r, clients in GOOD.items() for c in clients)]
+    forms = {"a.json": GOOD, "b.json": list(GOOD.values()), "c.csv": "\n".join(rows)}
+    for name, content in forms.items():
+        assert read(write(tmp_path / name, content)) == ASCENDING
+    assert Cohorts(path=None).read(3, 5, 4) is None
+
+
+def test_the_named_clients_train(tmp_path):
+    """Another run's seed, its clients.csv: the same clients in every round, and the losses of both are its own."""
+    experiment = make_experiment(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
+    state = experiment.initial_state()
+    for number in (1, 2, 3):
+        result = play_round(experiment, state)
+        assert list(result.cohort.clients) == ASCENDING[number]
+        advance(state, result)
+    drawn = make_experiment()
+    assert [sample(drawn, number) for number in (1, 2, 3)] != list(ASCENDING.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.json", None, ["cohorts.path=", "no such file"]),
+        ("file.txt", "1", ["cohorts.path=", ".json or .csv"]),
+        ("file.json", "{", ["cannot be read as JSON"]),
+        ("file.json", "3", ["object of round -> clients"]),
+        ("file.json", {"1": [0, 1, 2, 3], "3": [0, 1, 2, 3]}, ["round 2 is missing", "3 rounds"]),
+        ("file.json", {"0": [0, 1, 2, 3]}, ['round "0" is not an integer from 1']),
+        ("file.json", {"one": [0, 1, 2, 3]}, ['round "one" is not an integer from 1']),
+        ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', ["round 1 appears twice"]),
+        ("file.json", GOOD | {"2": 4}, ["round 2: must be a list of clients"]),
+        ("file.json", GOOD | {"2": [0, 1, 2, 5]}, ["round 2: client 5 is out of range 0 to 4"]),
+        ("file.json", GOOD | {"2": [0, 1, 2, -1]}, ["round 2: client -1 is out of range 0 to 4"]),
+        ("file.json", GOOD | {"2": [0, 1, 2, True]}, ["round 2: client true is not an integer"]),
+        ("file.json", GOOD | {"2": [0, 1, 2, 1.5]}, ["round 2: client 1.5 is not an integer"]),
+        ("file.json", GOOD | {"2": [0, 1, 1, 2]}, ["round 2: client 1 appears twice"]),
+        ("file.json", GOOD | {"2": [0, 1, 2]}, ["round 2: has 3 clients", "is 4", "participation=0.6"]),
+        ("file.json", GOOD | {"2": []}, ["round 2: has 0 clients", "is 4"]),
+        ("file.csv", "round,who\n1,2\n", ["columns round and client"]),
+        ("file.csv", "round,client\n1,two\n", ["columns round and client", "two"]),
+        ("file.csv", "round,client,role\n1,0,cfed\n1,1,review\n", ["different roles (cfed, review)"]),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path, name, content, words):
+    path = tmp_path / name
+    if content is not None:
+        write(path, content)
+    with pytest.raises(ConfigError) as error:
+        read(path)
+    assert all(word in str(error.value) for word in words), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_a_resumed_run_keeps_its_cohorts(tmp_path):
+    table = "round,client,examples\n" + "".join(f"{r},{c},7\n" for r in (1, 2) for c in ASCENDING[r])
+    write(tmp_path / "clients.csv", table)
+    check_begun(tmp_path, ASCENDING, 2)
+    check_begun(tmp_path, None, 2)
+    with pytest.raises(ConfigError, match="other clients for round 2"):
+        check_begun(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)

@@ -1,0 +1,192 @@
+"""The test views: the augmented one against an obvious loop, and that it changes nothing else."""
+
+import csv
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp import checkpoint, files
+from fedexp.errors import ConfigError
+from fedexp.experiment import State
+from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.metrics.history import load_history
+from fedexp.record import Recorder
+from fedexp.results import write_results
+from fedexp.rng import stream
+from fedexp.run import evaluate, play_round, run
+from fedexp.views import require_views
+from world import AUGMENTATION, ENGINES, assemble, make_experiment, play
+
+BOTH = ["plain", "augmented"]
+
+
+def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """One image [6, 6, 1] as float64 [1, 6, 6] after crop with zero padding 1, flip, normalisation and a hole of side 2
+    (AUGMENTATION), pixel by pixel."""
+    dy, dx, flip, cy, cx = draw[:5]
+    padded = np.zeros((8, 8))
+    padded[1:7, 1:7] = image[..., 0] / 255
+    crop = padded[dy : dy + 6, dx : dx + 6]
+    if flip:
+        crop = crop[:, ::-1]
+    normal = (crop - 0.4) / 0.3
+    for row in range(6):
+        for col in range(6):
+            if cy - 1 <= row < cy + 1 and cx - 1 <= col < cx + 1:
+                normal[row, col] = 0.0
+    return normal[None]
+
+
+def slow_test(experiment, model, round):
+    """(right answers per class [C], mean loss) of a model in a round, image after image."""
+    data = experiment.bench.data
+    draws = AUGMENTATION.draw(stream(experiment.seeds.training, "augmented test", round), len(data.y_test), 6, 6)
+    correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
+    for image, label, draw in zip(data.x_test.numpy(), data.y_test.tolist(), draws, strict=True):
+        logits = experiment.bench.net(model, torch.from_numpy(shown(image, draw))[None]).logits.detach()
+        correct[label] += int(logits.argmax()) == label
+        total += F.cross_entropy(logits, torch.tensor([label])).item()
+    return correct, total / len(data.y_test)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_the_augmented_view_is_the_training_transform_of_every_test_image(engine):
+    experiment = make_experiment(test_views=BOTH)
+    state = play(experiment, 2)
+    server = {name: state.server[name] for name in ("params", "buffers")}
+    for round in (2, 3):
+        correct, loss = slow_test(experiment, state.server["params"], round)
+        found = engine.evaluate(experiment.bench, server, "augmented", round)
+        assert found.class_correct.tolist() == correct.tolist()
+        assert float(found.loss) == pytest.approx(loss, abs=1e-12)
+    plain = engine.evaluate(experiment.bench, server)
+    assert float(plain.loss) != pytest.approx(loss, abs=1e-3)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_local_models_are_tested_with_the_draw_of_their_round(engine):
+    experiment = make_experiment(test_views=BOTH)
+    state = play(experiment, 1)
+    cohort = assemble(experiment, state, 2)
+    trained = engine.train(experiment.algorithm, experiment.bench, state.server, cohort, 0.1, True)
+    assert list(trained.class_correct) == BOTH
+    for i in range(4):
+        local = {name: value[i] for name, value in trained.messages["params"].items()}
+        correct, _ = slow_test(experiment, local, 2)
+        assert trained.class_correct["augmented"][i].tolist() == correct.tolist()
+        assert trained.class_correct["plain"][i].tolist() == experiment.bench.evaluate(local).class_correct.tolist()
+
+
+def test_every_round_and_seed_has_a_draw_of_its_own():
+    bench = make_experiment(test_views=BOTH).bench
+    assert bench.test_draws("plain", 1) is None
+    first, again, second = (bench.test_draws("augmented", round) for round in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def full_run(experiment, directory, rounds=None):
+    """Runs to the end, or is left after some rounds as by a kill; the rows of rounds.csv without the times."""
+    saved = checkpoint.load(directory) if checkpoint.exists(directory) else None
+    start = experiment.initial_state()
+    state = start if saved is None else State.from_tree(saved.state, experiment.bench.device, directory)
+    recorder = Recorder(directory, experiment, [], None if saved is None else saved.state["lengths"])
+    if rounds is None:
+        run(experiment, state, recorder)
+        write_results(directory, state, recorder.summary(state), figures=False)
+    else:
+        recorder.record_initial(state, evaluate(experiment, state.server, 0))
+        for _ in range(rounds):
+            recorder.record_round(state, play_round(experiment, state))
+    recorder.close()
+    return rows_of(directory / files.ROUNDS), recorder.summary(state)
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.endswith("second") and not k.endswith("seconds")} for row in rows]
+
+
+def measured(summary):
+    return {name: value for name, value in summary.items() if "second" not in name}
+
+
+def with_local(**changes):
+    return make_experiment(forgetting_metric=RoundDrop(local=True), rounds=4, **changes)
+
+
+def test_the_plain_numbers_are_those_of_a_run_without_the_second_view(tmp_path):
+    one, one_summary = full_run(with_local(), tmp_path / "one")
+    two, two_summary = full_run(with_local(test_views=BOTH), tmp_path / "two")
+    assert [{name: row[name] for name in one[0]} for row in two] == one
+    added = [name for name in two[0] if name not in one[0]]
+    names = ("test_accuracy", "test_loss", "forgetting", "round_forgetting", "local_round_forgetting")
+    assert added == [f"{name}_augmented" for name in names]
+    for name in (files.CLASSES, files.LOCAL):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert measured(one_summary).items() <= measured(two_summary).items()
+    assert not list((tmp_path / "one").glob("*augmented*"))
+
+
+def test_the_second_view_has_histories_of_its_own(tmp_path):
+    """Metrics follow from the class accuracies of the view: round forgetting by hand, F and accuracy from the file."""
+    experiment = with_local(test_views=BOTH)
+    rows, summary = full_run(experiment, tmp_path)
+    experiment.stages[0].partition.save(tmp_path / files.PARTITION, experiment.bench.data.classes)
+    history = load_history(tmp_path, "augmented")
+    assert history.rounds == [0, 1, 2, 3, 4]
+    for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
+        assert float(row["test_accuracy_augmented"]) == pytest.approx(after.mean(), abs=1e-12)  # 5 test images a class
+        if row["round"] != "1":  # the initial model does not count
+            drop = np.mean([max(b - a, 0.0) for b, a in zip(before, after, strict=True)])
+            assert float(row["round_forgetting_augmented"]) == pytest.approx(drop, abs=1e-12)
+    matrix = np.array(history.class_accuracy[1:])
+    forgetting = np.mean([max(column[:-1]) - column[-1] for column in matrix.T])
+    assert summary["forgetting_augmented"] == pytest.approx(forgetting, abs=1e-12)
+    assert summary["accuracy_augmented"] == float(rows[-1]["test_accuracy_augmented"])
+    assert summary["best_accuracy_augmented"] == max(float(row["test_accuracy_augmented"]) for row in rows[1:])
+    assert len(history.local_class_accuracy) == 4
+
+
+def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):
+    whole, summary = full_run(with_local(test_views=BOTH), tmp_path / "whole")
+    full_run(with_local(test_views=BOTH), tmp_path / "parts", rounds=2)
+    again, resumed = full_run(with_local(test_views=BOTH), tmp_path / "parts")
+    assert again == whole
+    assert measured(resumed) == measured(summary)
+    for name in ("class_accuracy_augmented.csv", "local_class_accuracy_augmented.npz"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+def test_a_checkpoint_from_before_there_were_views_is_read(tmp_path):
+    full_run(with_local(), tmp_path, rounds=2)
+    saved = checkpoint.load(tmp_path).state
+    older = {name: value for name, value in saved.items() if name != "views"}
+    state = State.from_tree(older, torch.device("cpu"), tmp_path)
+    assert list(state.tested) == ["plain"]
+    assert [number for number, _ in state.accuracy] == state.history.rounds == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("views", "words"),
+    [
+        (["plain", "augmentd"], ["test_views=augmentd", "plain, augmented", "nearest: 'augmented'"]),
+        (["augmented"], ["test_views=[augmented]", "first view is plain"]),
+        (["augmented", "plain"], ["test_views=[augmented,plain]", "first view is plain"]),
+        ([], ["test_views=[]", "first view is plain"]),
+        (["plain", "plain"], ["test_views=[plain,plain]", "twice"]),
+    ],
+)
+def test_a_wrong_list_of_views_is_refused(views, words):
+    with pytest.raises(ConfigError) as error:
+        require_views(views)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_without_augmentation_there_is_no_second_view():
+    with pytest.raises(ConfigError, match=r"test_views=\[plain,augmented\].*augment=false"):
+        make_experiment(test_views=BOTH, augment=False)
