@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from fedexp import checkpoint, files
 from fedexp.errors import ConfigError
 from fedexp.experiment import State
+from fedexp.figures import _figures
+from fedexp.figures.load import load_run
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
 from fedexp.record import Recorder
 from fedexp.results import write_results
 from fedexp.rng import stream
 from fedexp.run import evaluate, play_round, run
+from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
 from fedexp.views import require_views
 from world import AUGMENTATION, ENGINES, assemble, make_experiment, play
 
@@ -190,3 +193,22 @@ def test_a_wrong_list_of_views_is_refused(views, words):
 def test_without_augmentation_there_is_no_second_view():
     with pytest.raises(ConfigError, match=r"test_views=\[plain,augmented\].*augment=false"):
         make_experiment(test_views=BOTH, augment=False)
+
+
+def test_the_second_view_has_names_of_its_own_in_wandb():
+    assert metric_name("test_accuracy_augmented") == "test/accuracy_augmented"
+    assert metric_name("forgetting_augmented") == "forgetting/F_augmented"
+    assert class_metric("cat", "augmented") == "class_augmented/cat"
+    summary = {"rounds_to_target": {"0.5": 7}, "rounds_to_target_augmented": {"0.5": None}}
+    assert flat_summary(summary) == {"rounds_to_50pct": 7, "rounds_to_50pct_augmented": None}
+
+
+def test_pictures_of_both_views(tmp_path):
+    experiment = with_local(test_views=BOTH)
+    full_run(experiment, tmp_path)
+    experiment.stages[0].partition.save(tmp_path / files.PARTITION, experiment.bench.data.classes)
+    run = load_run(tmp_path)
+    assert list(run.others) == ["augmented"]
+    names = ("class_accuracy", "class_accuracy_normalised", "local_round")
+    drawn = [name for name, _ in _figures(run)]
+    assert {f"{name}{end}" for name in names for end in ("", "_augmented")} <= set(drawn)
