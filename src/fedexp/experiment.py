@@ -20,6 +20,7 @@ from fedexp.settings import Seeds, Settings
 from fedexp.tree import Params, Tree
 
 CHECKPOINT_FORMAT = 2
+NOT_OF_THE_STATE = ("format", "history", "lengths", "checksums")  # of what a checkpoint holds
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class State:
         """directory: of the run, where the client states are."""
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
-        values: dict[str, Any] = {k: v for k, v in saved.items() if k not in ("format", "history", "lengths")}
+        values: dict[str, Any] = {k: v for k, v in saved.items() if k not in NOT_OF_THE_STATE}
         values["server"] = to(values["server"], device)
         values["clients"] = ClientStates(directory / files.CLIENT_STATES, saved["clients"])
         return cls(history=History.from_tree(saved["history"]), **values)

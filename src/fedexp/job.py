@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from fedexp import checkpoint, files, gpus, tree
 from fedexp.build import Built, build, resolve
+from fedexp.checkpoint_form import fits_run
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
 from fedexp.experiment import Experiment, Stage, State
@@ -55,7 +56,7 @@ def execute(job: Job) -> dict[str, Any]:
         if ours := job.sweep is not None or (job.directory / files.CONFIG).exists():
             make_directory(job.directory)
             held.enter_context(occupied(job.directory))
-        saved, summary = find_start(job, built, container)
+        goes_on, summary = find_start(job, built, container)
         if summary is not None:
             return summary
         built = held.enter_context(on_a_gpu(built, job.place))
@@ -64,6 +65,8 @@ def execute(job: Job) -> dict[str, Any]:
         if not ours:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
+        check = fits_run(job.directory, prepared.experiment)
+        saved = checkpoint.load(job.directory, check) if goes_on else None
         return start(job, built, container, prepared, saved)
 
 
@@ -79,24 +82,22 @@ def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
         yield replace(built, groups={**built.groups, "hardware": replace(hardware, device=f"cuda:{number}")})
 
 
-def find_start(
-    job: Job, built: Built, container: Mapping[str, Any]
-) -> tuple[checkpoint.Saved | None, dict[str, Any] | None]:
-    """(the checkpoint to go on from, the summary of a run that is over); each None where there is none."""
+def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bool, dict[str, Any] | None]:
+    """(whether there is something to go on from, the summary of a run that is over or None)."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
         check_new(job.directory)
-        return None, None
+        return False, None
     if not resumed and not checkpoint.exists(job.directory):
-        return None, None  # a job of a sweep that is new, or that ended before it had anything to go on from
+        return False, None  # a job of a sweep that is new, or that ended before it had anything to go on from
     check_resume(job.directory, container)
     summary = finished_summary(job.directory)
     if summary is None:
-        return checkpoint.load(job.directory), None
+        return True, None
     log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
         result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
-    return None, summary
+    return False, summary
 
 
 def start(
@@ -104,10 +105,11 @@ def start(
 ) -> dict[str, Any]:
     """Runs the rounds that are left, in a directory that is ours."""
     experiment, hardware = prepared.experiment, prepared.hardware
-    if saved is None:
+    going_on = None if saved is None else saved.state
+    if going_on is None:
         state = experiment.initial_state()
     else:
-        state = State.from_tree(saved.state, hardware.device, job.directory)
+        state = State.from_tree(going_on, hardware.device, job.directory)
         check_partition(job.directory, experiment)
     with files.storing(job.directory):
         for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
@@ -119,29 +121,38 @@ def start(
             log.warning("%s", sentence)
         log.info("hardware: %s", hardware.sentence())
         place_states(experiment, state)
-        if saved is not None:
-            say_where_it_goes_on(job.directory, saved)
-        elif built.settings.resume is not None:
-            log.info("no round was saved: the run begins anew")
-        if saved is None:
+        if going_on is None:
+            say_that_it_begins_anew(job.directory, saved, built)
             write_inputs(job, container, experiment)
-        elif saved.problem is not None:
-            checkpoint.set_aside(job.directory)
-        return conduct(job, built, container, experiment, hardware, state, saved)
+        else:
+            assert saved is not None
+            say_where_it_goes_on(job.directory, going_on["round"], saved.problem)
+            if saved.problem is not None:
+                checkpoint.set_aside(job.directory)
+        return conduct(job, built, container, experiment, hardware, state, going_on)
     finally:
         log.removeHandler(handler)
         handler.close()
 
 
-def say_where_it_goes_on(directory: Path, saved: checkpoint.Saved) -> None:
+def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
+    """A damaged table cannot be made again from a state: it is kept, out of the way."""
+    if saved is not None:
+        checkpoint.set_tables_aside(directory)
+        log.warning("%s; the run begins again, and what was there is kept in %s", saved.problem, directory / "damaged")
+    elif built.settings.resume is not None:
+        log.info("no round was saved: the run begins anew")
+
+
+def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> None:
     """With what is lost: rounds that are in the tidy files and in no state that could be gone on from."""
-    after, last = saved.state["round"], files.last_round(directory)
+    last = files.last_round(directory)
     lost = ""
     if last is not None and last > after:
         rounds = f"round {last} is" if last == after + 1 else f"rounds {after + 1} to {last} are"
         lost = f"; {rounds} run again"
-    if saved.problem is not None:
-        log.warning("%s; the checkpoint before it is used", saved.problem)
+    if problem is not None:
+        log.warning("%s; the checkpoint before it is used", problem)
     log.info("resuming after round %d%s", after, lost)
 
 
@@ -162,12 +173,12 @@ def conduct(
     experiment: Experiment,
     hardware: Resolved,
     state: State,
-    saved: checkpoint.Saved | None,
+    going_on: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
     tracker: Tracker = built.groups["tracker"].create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
-    recorder = Recorder(job.directory, experiment, trackers, None if saved is None else saved.state["lengths"])
+    recorder = Recorder(job.directory, experiment, trackers, None if going_on is None else going_on["lengths"])
     try:
         info = run_info(job, container, experiment, state)
         for watching in trackers:

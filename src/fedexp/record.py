@@ -114,13 +114,16 @@ class Recorder:
             self.writing_seconds = time.perf_counter() - start
 
     def save_checkpoint(self, state: State) -> None:
-        """The state together with the lengths of the files that belong to it."""
+        """The state together with the lengths and checksums of the files that belong to it."""
         if not state.accuracy:
             return  # nothing has been recorded yet
         start = time.perf_counter()
-        lengths = self.files.lengths()  # first: a directory that was removed is not made again
+        tables = {
+            "lengths": self.files.lengths(),
+            "checksums": self.files.checksums(),
+        }  # first: a directory that was removed is not made again
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        checkpoint.save(self.directory, state.to_tree(versions) | {"lengths": lengths})
+        checkpoint.save(self.directory, state.to_tree(versions) | tables)
         state.clients.tidy()
         self._saved_at = time.perf_counter()
         self._saving_seconds = self._saved_at - start

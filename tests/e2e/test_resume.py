@@ -123,3 +123,17 @@ def test_data_that_changed_since_are_noticed(fedexp, run):
     answer = fedexp("resume=run")
     assert answer.code == 2
     assert "partition" in answer.err
+
+
+def test_a_run_whose_table_was_changed_begins_again(fedexp, run, shelf):
+    """As by an editor that writes CRLF. What was there is kept, and nothing ends in the middle of a row."""
+    (run / "summary.json").unlink()
+    changed = (run / "rounds.csv").read_bytes().replace(b"\n", b"\r\n")
+    (run / "rounds.csv").write_bytes(changed)
+    answer = fedexp("resume=run")
+    assert answer.code == 0, answer.err
+    (said,) = [line for line in answer.err.splitlines() if "rounds.csv" in line]
+    assert "changed since its checkpoint was written; the run begins again" in said
+    assert (run / "damaged/rounds.csv").read_bytes() == changed
+    assert (run / "damaged/latest.pt").exists()
+    assert_same_run(run, shelf / "run")
