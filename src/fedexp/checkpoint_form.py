@@ -4,6 +4,7 @@ A file may load well and yet be of another run, or be written by hand. What is w
 checksum: the checkpoint before it is used.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -136,7 +137,7 @@ def check_numbers(state: Mapping[str, Any], experiment: Experiment) -> None:
     demand(all(version <= number for version in state["clients"].values()), "clients' states of later rounds")
     tested = [each for each, _ in state["accuracy"]]
     demand(bool(tested) and tested[0] == 0 and tested[-1] <= number, "the rounds of accuracy")
-    demand(all(a < b for a, b in zip(tested, tested[1:], strict=False)), "the rounds of accuracy")
+    demand(all(a < b for a, b in itertools.pairwise(tested)), "the rounds of accuracy")
     names = (tested, len(experiment.stages)) if experiment.has_tasks else ([], 0)
     demand([each for each, _ in state["tasks"]] == names[0], "the rounds of tasks")
     demand(all(len(values) == names[1] for _, values in state["tasks"]), "the number of tasks")

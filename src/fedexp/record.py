@@ -118,10 +118,8 @@ class Recorder:
         if not state.accuracy:
             return  # nothing has been recorded yet
         start = time.perf_counter()
-        tables = {
-            "lengths": self.files.lengths(),
-            "checksums": self.files.checksums(),
-        }  # first: a directory that was removed is not made again
+        # First, since a directory that was removed is not made again.
+        tables = {"lengths": self.files.lengths(), "checksums": self.files.checksums()}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
         checkpoint.save(self.directory, state.to_tree(versions) | tables)
         state.clients.tidy()
