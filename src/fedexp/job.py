@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from fedexp import checkpoint, files, gpus, tree
+from fedexp import checkpoint, console, files, gpus, tree
 from fedexp.build import Built, build, resolve
 from fedexp.checkpoint_form import fits_run
 from fedexp.client_states import choose_place
@@ -26,7 +26,7 @@ from fedexp.prepare import Prepared, prepare
 from fedexp.provenance import environment
 from fedexp.record import Recorder
 from fedexp.replay import final_tables
-from fedexp.results import finished_summary, result_files, write_results
+from fedexp.results import draw_missing, finished_summary, result_files, write_results
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
@@ -94,6 +94,8 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     summary = finished_summary(job.directory)
     if summary is None:
         return True, None
+    if built.settings.figures:
+        draw_missing(job.directory, summary)
     log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
         result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
@@ -131,6 +133,8 @@ def start(
                 checkpoint.set_aside(job.directory)
         return conduct(job, built, container, experiment, hardware, state, going_on)
     finally:
+        if console.problem is not None:  # there, and not on the console
+            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
         log.removeHandler(handler)
         handler.close()
 
@@ -299,13 +303,19 @@ def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state:
     return RunInfo.of(
         job.directory,
         container,
-        job.sweep,
+        sweep_of(job),
         total_rounds=experiment.rounds,
         first_round=state.round,
         classes=experiment.bench.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=max((value for number, value in state.accuracy if number >= 1), default=None),
     )
+
+
+def sweep_of(job: Job) -> str | None:
+    """The name of the sweep that the job belongs to, also where it is resumed alone: Hydra has left its file above."""
+    above = (path for path in list(job.directory.absolute().parents)[:2] if (path / "multirun.yaml").is_file())
+    return job.sweep or next((path.name for path in above), None)
 
 
 def identity(job: Job, built: Built) -> dict[str, Any]:
@@ -317,5 +327,5 @@ def identity(job: Job, built: Built) -> dict[str, Any]:
         "model": job.choices["model"],
         "seed": built.settings.seed,
         "seeds": vars(built.seeds),
-        "sweep": job.sweep,
+        "sweep": sweep_of(job),
     }

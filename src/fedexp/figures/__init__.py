@@ -39,6 +39,11 @@ def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[P
     return paths
 
 
+def missing_figures(run_dir: Path) -> int:
+    """How many of the pictures that `make_figures` would write are not there."""
+    return sum(not (run_dir / "figures" / f"{name}.png").exists() for name, _ in _figures(load_run(run_dir)))
+
+
 def interim_pictures(run_dir: Path, history: "History") -> dict[str, bytes]:
     """Heat maps of the class accuracies up to the last round of `history` and, where local models were evaluated in it,
     its round picture: name -> png. Nothing is written; the run may go on or be long over."""
