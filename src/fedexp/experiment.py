@@ -98,12 +98,13 @@ class State:
     status: str = "running"  # running | completed | diverged
     not_finite: list[int] = field(default_factory=list)  # of a run that has diverged: the clients it began with
     wandb_id: str | None = None
+    spans: list[dict[str, Any]] = field(default_factory=list)  # `first` round of each, and with what it was computed
     alignment: list[dict[str, Any]] = field(default_factory=list)  # of neurons in the last round, where it is measured
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
         which have files of their own."""
-        names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id")
+        names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id", "spans")
         return {name: getattr(self, name) for name in names} | {
             "format": CHECKPOINT_FORMAT,
             "server": self.server,

@@ -23,7 +23,7 @@ from fedexp.lock import occupied
 from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
 from fedexp.prepare import Prepared, prepare
-from fedexp.provenance import environment
+from fedexp.provenance import begin_span, environment
 from fedexp.record import Recorder
 from fedexp.replay import final_tables
 from fedexp.results import draw_missing, finished_summary, result_files, write_results
@@ -122,6 +122,7 @@ def start(
         for sentence in foreign(container):
             log.warning("%s", sentence)
         log.info("hardware: %s", hardware.sentence())
+        begin_span(state, hardware)
         place_states(experiment, state)
         if going_on is None:
             say_that_it_begins_anew(job.directory, saved, built)
@@ -190,7 +191,10 @@ def conduct(
         state.wandb_id = tracker.run_id
         run(experiment, state, recorder)
         summary = (
-            {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(container, hardware)
+            {"status": state.status}
+            | identity(job, built)
+            | recorder.summary(state)
+            | environment(container, hardware, state)
         )
         summary["peak_memory"] = peak_memory(hardware.device)
         pictures = write_results(job.directory, state, summary, built.settings.figures)

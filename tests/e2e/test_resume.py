@@ -5,10 +5,16 @@ import io
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import SMALL, assert_same_run
+
+from fedexp import files
+from fedexp.callbacks import failures
+from fedexp.multirun import failed
+from fedexp.task import record_failure
 
 RUN = ("algorithm=scaffold", "rounds=2", *SMALL)
 
@@ -225,3 +231,44 @@ def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(fedexp, tm
     assert len(list(job.glob("figures/*.png"))) == 5
     assert (job / "summary.json").read_bytes() == written
     assert "drawn now" not in fedexp(*command).err
+
+
+def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkeypatch):
+    """A run that is resumed with another engine is not equal bit for bit to one with either of them."""
+    with monkeypatch.context() as patched:
+        patched.setattr("fedexp.job.write_results", lambda *arguments: 1 / 0)
+        assert fedexp("rounds=2", *SMALL, "hydra.run.dir=run").code == 1
+    before = tmp_path / "run/checkpoint/previous.pt"  # as if killed after round 1
+    assert files.load_tree(before)["round"] == 1
+    shutil.copy(before, tmp_path / "run/checkpoint/latest.pt")
+    answer = fedexp("resume=run", "hardware.engine=vectorised")
+    assert answer.code == 0, answer.err
+    said = json.loads((tmp_path / "run/summary.json").read_text())["determinism"]
+    first, second = said["spans"]
+    assert (first["rounds"], first["engine"]) == ([0, 1], "sequential")
+    assert (second["rounds"], second["engine"]) == ([2, 2], "vectorised")
+    assert "chunk" in second
+    assert "engine" not in said
+    assert said["threads"] == first["threads"] == second["threads"] == 1
+
+
+def test_a_job_whose_directory_is_removed_leaves_a_note_for_the_launching_process(tmp_path, capsys):
+    """joblib's processes have no other way to tell; the note is said, counted and removed."""
+    sweep = tmp_path / "many"
+    sweep.mkdir()
+    before = failures(sweep)
+    job = SimpleNamespace(directory=sweep / "gone", choices={})
+    record_failure(job, "rounds.csv: it was removed", 1, sweep)
+    assert failed(sweep, before, elsewhere=True) == [1]
+    assert f"{sweep / 'gone'}: rounds.csv: it was removed" in capsys.readouterr().err
+    assert not list(sweep.iterdir())
+
+
+@pytest.mark.parametrize(("algorithm", "words"), [("fedewc", "SGD diverges where"), ("fedalign", "batch norm")])
+def test_a_method_says_what_to_change_where_it_fails(algorithm, words, fedexp, tmp_path):
+    """In the console, run.log and summary; a rate of 1e6 makes any run diverge."""
+    scenario = ("scenario=class_incremental", "partition=iid") if algorithm == "fedewc" else ()
+    answer = fedexp(f"algorithm={algorithm}", *scenario, "rounds=1", "local.lr=1e6", *SMALL, "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
+    assert words in json.loads((tmp_path / "run/summary.json").read_text())["hint"]
+    assert f"algorithm={algorithm}: " in answer.err
