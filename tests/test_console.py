@@ -75,4 +75,4 @@ def test_everything_else_is_the_stream_s_own():
     assert console.View(stream).encoding == "latin-1"
     assert not console.View(stream).isatty()
     with pytest.raises(AttributeError):
-        console.View(stream).surprise
+        assert console.View(stream).surprise

@@ -196,6 +196,8 @@ def conduct(
             | recorder.summary(state)
             | environment(container, hardware, state)
         )
+        if "hint" in summary:
+            log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
         summary["peak_memory"] = peak_memory(hardware.device)
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         for watching in trackers:

@@ -219,9 +219,15 @@ class Recorder:
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
             "rounds": state.round,
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
+            **({"hint": hint} if (hint := self.hint(state, max(values, default=1.0))) else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,
         }
+
+    def hint(self, state: State, best: float) -> str:
+        """What the algorithm says of a run that diverged, or never was twice as good as chance; best: its accuracy."""
+        failed = state.status == "diverged" or best * len(self.totals) < 2
+        return self.experiment.algorithm.hint if failed else ""
 
     def close(self) -> None:
         self.files.close()
