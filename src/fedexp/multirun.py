@@ -36,7 +36,7 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
             push_tables(directory, config, {})
 
 
-def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool) -> list[int]:
+def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
     """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began; elsewhere:
     the jobs ran in other processes, so that what is in no directory of a job is said here."""
     from fedexp.callbacks import NOTES, failures
