@@ -30,6 +30,7 @@ from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.build import find_class
+from fedexp.checkpoint_form import fits_run
 from fedexp.engine.base import Cohort, Engine, ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.errors import ConfigError
@@ -383,7 +384,7 @@ class Stopping(Engine):
 def record(experiment, directory, resume):
     """Plays or goes on to the last round with files; the final state."""
     directory.mkdir(exist_ok=True)
-    saved = checkpoint.load(directory).state if resume else None
+    saved = checkpoint.load(directory, fits_run(directory, experiment)).state if resume else None
     state = State.from_tree(saved, torch.device("cpu"), directory) if resume else experiment.initial_state()
     recorder = Recorder(directory, experiment, [], saved["lengths"] if resume else None)
     try:

@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import shutil
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from fedexp import checkpoint, files
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.scaffold import Scaffold
+from fedexp.checkpoint_form import FORM, fits_run
 from fedexp.errors import ConfigError, StorageError
 from fedexp.files import CsvFile
 from fedexp.run import play_round
@@ -50,6 +53,7 @@ DAMAGES = {  # what happens, to which file of the latest state, and what is said
     "a client's state cut short": (cut, "checkpoint/clients/*.4.pt", "damaged"),
     "a client's state removed": (os.unlink, "checkpoint/clients/*.4.pt", "is missing"),
     "rows lost": (lambda path: os.truncate(path, path.stat().st_size - 1), "rounds.csv", "shorter than"),
+    "rows changed": (lambda path: path.write_bytes(path.read_bytes()[:-3] + b"77\n"), "rounds.csv", "changed since"),
 }
 
 
@@ -238,3 +242,135 @@ def test_a_tree_is_written_once(tmp_path):
         files.save_tree(path, {"a": torch.ones(3)})
         assert torch.equal(torch.load(io.BytesIO(old.read()))["a"], torch.zeros(3))
     assert torch.equal(files.load_tree(path)["a"], torch.ones(3))
+
+
+def insert_a_byte(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:30] + b"7" + content[30:])
+
+
+def give_dos_ends(path):
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+
+@pytest.mark.parametrize("name", [files.ROUNDS, files.CLASSES, files.CLIENTS])
+@pytest.mark.parametrize("damage", [insert_a_byte, give_dos_ends, cut])
+def test_a_table_that_was_changed_belongs_to_no_state(damage, name, undisturbed, tmp_path):
+    """Cut to the length that the checkpoint says, it would end in the middle of a row."""
+    directory = tmp_path / "run"
+    shutil.copytree(undisturbed, directory)
+    damage(directory / name)
+    saved = checkpoint.load(directory)
+    assert saved.state is None
+    assert name in saved.problem
+    assert checkpoint.kept(directory) is None
+
+
+def test_an_older_checkpoint_without_checksums_is_read(undisturbed, tmp_path):
+    """There at least the end of a row must be where it says."""
+    directory = tmp_path / "run"
+    shutil.copytree(undisturbed, directory)
+    for name in (files.CHECKPOINT, files.PREVIOUS):
+        state = files.load_tree(directory / name)
+        del state["checksums"]
+        files.save_tree(directory / name, state)
+    assert checkpoint.load(directory).state["round"] == ROUNDS
+    insert_a_byte(directory / files.ROUNDS)
+    assert checkpoint.load(directory).state is None
+
+
+def test_checksums_of_a_table_that_grows_are_those_of_its_file(tmp_path):
+    """zlib.crc32 over the whole file is the independent computation; a file that is gone on with has the same."""
+    path = tmp_path / "a.csv"
+    file = CsvFile(path)
+    for number in range(3):
+        file.append([{"a": number, "b": number / 3}])
+        assert file.checksum == zlib.crc32(path.read_bytes())
+    kept = file.length
+    file.append([{"a": 9, "b": 9.0}])
+    file.close()
+    file = CsvFile(path, kept)
+    assert file.checksum == zlib.crc32(path.read_bytes())
+    file.append([{"a": 4, "b": None}])
+    assert file.checksum == zlib.crc32(path.read_bytes())
+    file.close()
+
+
+def drop(key):
+    return lambda state: state.pop(key)
+
+
+def put(value, *keys):
+    def change(state):
+        for key in keys[:-1]:
+            state = state[key]
+        state[keys[-1]] = value
+
+    return change
+
+
+def first_weight(change):
+    def apply(state):
+        params = state["server"]["params"]
+        name = next(iter(params))
+        params[name] = change(params[name])
+
+    return apply
+
+
+STRANGE = {  # a checkpoint that loads, and what is said of it
+    "another type": (lambda state: state.clear(), "format None"),
+    **{f"without {key}": (drop(key), f"without {key}") for key in FORM},
+    "a further key": (put(1, "surprise"), "with surprise"),
+    "round as text": (put("4", "round"), "round is not"),
+    "round as a truth value": (put(True, "round"), "round is not"),
+    "round of 10^9": (put(10**9, "round"), "round 1000000000 of 4"),
+    "round below 0": (put(-1, "round"), "round is not"),
+    "seconds not finite": (put(float("nan"), "seconds"), "seconds is not"),
+    "unknown status": (put("done", "status"), "status is not"),
+    "completed too early": (put(3, "round"), "completed after round 3|later rounds"),
+    "a path as a client": (put(1, "clients", "../../x"), "clients is not"),
+    "a client that is none": (put(1, "clients", 99), "client 99 of 5"),
+    "a length of another file": (put(1, "lengths", "../x.csv"), "lengths is not"),
+    "a negative length": (put(-1, "lengths", "rounds.csv"), "lengths is not"),
+    "no history": (put({}, "history"), "history is not"),
+    "another partition": (lambda state: state["history"]["counts"].add_(1), "history.counts"),
+    "a history cut short": (lambda state: put(state["history"]["rounds"][:2], "history", "rounds")(state), "history"),
+    "no weights": (put({}, "server", "params"), r"without server\.params\."),
+    "weights under a further name": (put(torch.ones(1), "server", "params", "x"), r"server\.params\.x"),
+    "weights of another shape": (first_weight(lambda w: w[..., :-1]), r"shape of server\.params\."),
+    "weights of another type": (first_weight(lambda w: w.float()), r"type of server\.params\."),
+    "a number as weights": (first_weight(lambda w: 1.0), r"server\.params\."),
+    "without the server's control variate": (lambda state: state["server"].pop("c"), r"without server\.c"),
+    "accuracy of 7": (put([(0, 7.0)], "accuracy"), "accuracy is not"),
+    "accuracy of other rounds": (lambda state: state["accuracy"].reverse(), "the rounds of accuracy"),
+    "tasks that the run has not": (put([(0, [0.5])], "tasks"), "the rounds of tasks"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_checkpoint_that_loads_but_is_not_of_this_run_is_damaged(name, undisturbed, tmp_path):
+    """The one before it is used; where that is no better, both are named."""
+    change, words = STRANGE[name]
+    directory = tmp_path / "run"
+    shutil.copytree(undisturbed, directory)
+    state = files.load_tree(directory / files.CHECKPOINT)
+    change(state)
+    files.save_tree(directory / files.CHECKPOINT, state)
+    check = fits_run(directory, experiment())
+    saved = checkpoint.load(directory, check)
+    assert re.search(words, saved.problem), saved.problem
+    assert saved.state["round"] == ROUNDS - 1
+    shutil.copy(directory / files.CHECKPOINT, directory / files.PREVIOUS)
+    with pytest.raises(ConfigError, match=r"(?s)no checkpoint is whole; remove .*to begin again"):
+        checkpoint.load(directory, check)
+
+
+def test_a_client_state_of_another_model_is_damage(undisturbed, tmp_path):
+    directory = tmp_path / "run"
+    shutil.copytree(undisturbed, directory)
+    path = next(directory.glob("checkpoint/clients/*.4.pt"))
+    files.save_tree(path, {"c": {"weight": torch.ones(2)}})
+    saved = checkpoint.load(directory, fits_run(directory, experiment()))
+    assert f"without {path.name}.c." in saved.problem
+    assert saved.state["round"] == ROUNDS - 1

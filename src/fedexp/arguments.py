@@ -1,5 +1,6 @@
 """The command line before Hydra reads it: flags, overrides, `sweep=`, `preview=`, `resume=`, directories."""
 
+import re
 from collections import deque
 from collections.abc import Collection
 from itertools import pairwise
@@ -83,8 +84,18 @@ def expand_resume(arguments: list[str]) -> list[str]:
     later = [a for a in now if not a.startswith("resume=")]
     # A later override of the same key replaces the stored one, so that check_resume can compare the two.
     kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
-    path = str(directory).replace("\\", "\\\\").replace("'", "\\'")
-    return [*flags, *kept, *later, f"resume='{path}'", f"hydra.run.dir='{path}'"]
+    path = literal(str(directory))
+    return [*flags, *kept, *later, f"resume={path}", f"hydra.run.dir={path}"]
+
+
+def literal(text: str) -> str:
+    """A value that Hydra and OmegaConf read as this text, whatever quotes, backslashes or `${` are in it."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    if "${" in text:  # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
+        text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
+        text = re.sub(r"\\+$", lambda found: found[0] * 2, text)
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def read_overrides(stored: Path, groups: Collection[str]) -> list[str]:

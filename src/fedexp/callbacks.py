@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict, read_write
 
 from fedexp import interrupts, launchers
 from fedexp.files import ERROR
@@ -17,7 +17,15 @@ running: dict[Path, str] = {}  # the launcher of each that is not over
 ended: list[Path] = []
 
 
+NOTES = ".failed"  # of a sweep: what jobs could not write into their own directories
+
+
 class Sweeps(Callback):
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Hydra would write its files over those of a run that is there, before it can be refused."""
+        with read_write(config), open_dict(config):
+            config.hydra.output_subdir = None
+
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         jobs = launchers.settle(config)
         directory, launcher = Path(config.hydra.sweep.dir).absolute(), config.hydra.runtime.choices["hydra/launcher"]
@@ -35,5 +43,6 @@ class Sweeps(Callback):
 
 def failures(sweep: Path) -> dict[Path, Mark]:
     """The reports of failed jobs, with what tells a new one from an old one, whatever the clock says."""
-    found = ((path, path.stat()) for path in sweep.glob(f"*/{ERROR}"))
+    paths = [*sweep.glob(f"*/{ERROR}"), *sweep.glob(f"{NOTES}/*.json")]
+    found = ((path, path.stat()) for path in paths)
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}

@@ -6,12 +6,13 @@ it says.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedexp import files
+from fedexp.checkpoint_form import check_form
 from fedexp.client_states import file_name
 from fedexp.errors import ConfigError, StorageError
 from fedexp.tree import Tree
@@ -23,8 +24,8 @@ DAMAGED = "checkpoint/damaged.pt"
 class Saved:
     """What a run goes on from."""
 
-    state: Mapping[str, Any]
-    problem: str | None  # what is wrong with the latest checkpoint, where this is the one before it
+    state: Mapping[str, Any] | None  # None: the csv files are damaged, and the run begins again
+    problem: str | None  # what is wrong with the latest checkpoint, where this is the one before it or none
 
 
 def save(directory: Path, state: Tree) -> None:
@@ -40,21 +41,30 @@ def save(directory: Path, state: Tree) -> None:
     files.save_tree(latest, state)
 
 
-def load(directory: Path) -> Saved | None:
-    """The latest state that is whole, None where none was saved. Raises ConfigError where all are damaged."""
-    found, problems = [], []
+def load(directory: Path, check: Callable[[Any], None] = lambda state: None) -> Saved | None:
+    """The latest state that is whole, None where none was saved. Raises ConfigError where all are damaged, unless the
+    damage is in the csv files: these belong to the states, so that nothing could be gone on from.
+
+    check: raises ConfigError for a state that is not of this run.
+    """
+    found, problems, tables = [], [], False
     for name in (files.CHECKPOINT, files.PREVIOUS):
         try:
             state = files.load_tree(directory / name)
-            check_what_it_needs(directory, name, state)
+            check_form(directory / name, state)
+            check(state)
+            check_what_it_needs(directory, state)
             found.append(state)
             break
         except ConfigError as error:
             problems.append(str(error))
+            tables |= isinstance(error, files.TableDamaged)
     if found:
         return Saved(found[0], problems[0] if problems else None)
     if not exists(directory):
         return None
+    if tables:
+        return Saved(None, problems[0])
     raise ConfigError("\n".join([*problems, f"no checkpoint is whole; remove {directory} to begin again"]))
 
 
@@ -63,13 +73,12 @@ def exists(directory: Path) -> bool:
     return any((directory / name).exists() for name in (files.CHECKPOINT, files.PREVIOUS))
 
 
-def check_what_it_needs(directory: Path, name: str, state: Mapping[str, Any]) -> None:
+def check_what_it_needs(directory: Path, state: Mapping[str, Any]) -> None:
+    checksums = state.get("checksums", {})  # older checkpoints have none
     for file, length in state.get("lengths", {}).items():
         if Path(file).name != file:
-            raise ConfigError(f"{directory / name}: {file!r} is not a file of the run")
-        path = directory / file
-        if length and (not path.exists() or path.stat().st_size < length):
-            raise ConfigError(f"{path}: shorter than {directory / name} says")
+            raise ConfigError(f"{directory}: a checkpoint names {file!r}, which is not a file of the run")
+        files.check_beginning(directory / file, length, checksums.get(file))
     for client, version in state.get("clients", {}).items():
         files.check_tree(directory / files.CLIENT_STATES / file_name(client, version))
 
@@ -82,10 +91,20 @@ def set_aside(directory: Path) -> None:
             os.replace(latest, directory / DAMAGED)
 
 
+def set_tables_aside(directory: Path) -> None:
+    """Moves damaged csv files and the states that belong to them to damaged/, since the run begins again."""
+    aside = directory / "damaged"
+    with files.storing(aside):
+        aside.mkdir(exist_ok=True)
+        for name in (files.ROUNDS, files.CLASSES, files.CLIENTS, files.TASKS, files.CHECKPOINT, files.PREVIOUS):
+            if (directory / name).exists():
+                os.replace(directory / name, aside / Path(name).name)
+
+
 def kept(directory: Path) -> int | None:
     """The round after which the state is saved; None where there is none to go on from."""
     try:
         saved = load(directory)
     except (ConfigError, OSError, StorageError):
         return None
-    return None if saved is None else saved.state["round"]
+    return None if saved is None or saved.state is None else saved.state["round"]

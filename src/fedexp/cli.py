@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from typing import Any
 
-from fedexp import interrupts
+from fedexp import console, interrupts
 from fedexp.arguments import conf_directory, config_directories, expand_resume, sort_out
 from fedexp.engine.ranks import find_ranks
 from fedexp.errors import FAILED, INTERRUPTED, ConfigError, lacks_memory, say, say_no_memory
@@ -31,15 +31,16 @@ def main() -> int:
     # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray withholds lines of a job that are like those of another
-    if ranks is None:
-        return answer(arguments, nullcontext())
-    from fedexp.engine.distributed import follow, leading
+    with console.views():
+        if ranks is None:
+            return answer(arguments, nullcontext())
+        from fedexp.engine.distributed import follow, leading
 
-    try:
-        interrupts.release()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return follow(ranks) if ranks.rank else answer(arguments, leading(ranks))
+        try:
+            interrupts.release()
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        return follow(ranks) if ranks.rank else answer(arguments, leading(ranks))
 
 
 def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
@@ -131,9 +132,13 @@ def run_hydra(arguments: list[str]) -> int:
             check_flags(sys.argv[1:])
             with words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
                 hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
+        elsewhere = not outcomes  # launchers may have used other processes
         for sweep in dict.fromkeys(ended):
+            if not sweep.is_dir():
+                outcomes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
+                continue
+            outcomes += failed(sweep, begun[sweep], elsewhere)
             show_report(sweep, asked.sweep, figures="figures=false" not in arguments)
-            outcomes += failed(sweep, begun[sweep])  # launchers may have used other processes
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError, RecursionError) as error:

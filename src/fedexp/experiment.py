@@ -22,6 +22,8 @@ from fedexp.tree import Params, Tree
 from fedexp.views import PLAIN
 
 CHECKPOINT_FORMAT = 2
+# Of what a checkpoint holds.
+NOT_OF_THE_STATE = ("format", "lengths", "checksums", "views", "history", "accuracy", "tasks")
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class State:
     status: str = "running"  # running | completed | diverged
     not_finite: list[int] = field(default_factory=list)  # of a run that has diverged: the clients it began with
     wandb_id: str | None = None
+    spans: list[dict[str, Any]] = field(default_factory=list)  # `first` round of each, and with what it was computed
     alignment: list[dict[str, Any]] = field(default_factory=list)  # of neurons in the last round, where it is measured
 
     @property
@@ -130,7 +133,7 @@ class State:
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
         which have files of their own."""
-        names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id")
+        names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id", "spans")
         views = {view: tested.to_tree() for view, tested in self.tested.items()}
         return {name: getattr(self, name) for name in names} | {
             "format": CHECKPOINT_FORMAT,
@@ -146,8 +149,7 @@ class State:
         """directory: of the run, where the client states are."""
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
-        elsewhere = ("format", "lengths", "views", "history", "accuracy", "tasks")
-        values: dict[str, Any] = {k: v for k, v in saved.items() if k not in elsewhere}
+        values: dict[str, Any] = {k: v for k, v in saved.items() if k not in NOT_OF_THE_STATE}
         tested = {PLAIN: saved} | saved.get("views", {})  # which older checkpoints lack
         values["server"] = to(values["server"], device)
         values["clients"] = ClientStates(directory / files.CLIENT_STATES, saved["clients"])

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,10 @@ ERROR = "error.txt"
 def shorten(path: Path) -> Path:
     """Relative to the working directory where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+class TableDamaged(ConfigError):
+    """A csv file is not what the checkpoint says."""
 
 
 @contextmanager
@@ -134,7 +139,7 @@ class CsvFile:
 
     def __init__(self, path: Path, length: int | None = None):
         """length: bytes to keep of an existing file (resume); None starts a new file."""
-        self.path, self.length = path, length or 0
+        self.path, self.length, self.checksum = path, length or 0, 0
         self._columns: list[str] | None = None
         self._descriptor: int | None = None
         with storing(path):
@@ -146,6 +151,7 @@ class CsvFile:
             with open(path, newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader([file.readline()]))
             os.truncate(path, self.length)
+            self.checksum = checksum(path, self.length)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -169,6 +175,7 @@ class CsvFile:
             else:
                 self._extend(self._descriptor, content)
         self.length += len(content)
+        self.checksum = zlib.crc32(content, self.checksum)
 
     def _extend(self, descriptor: int, content: bytes) -> None:
         self.check_in_place()
@@ -204,6 +211,32 @@ class CsvFile:
             self._descriptor = None
 
 
+def checksum(path: Path, length: int) -> int:
+    """CRC-32 of the first `length` bytes."""
+    found = 0
+    with open(path, "rb") as file:
+        while length > 0 and (part := file.read(min(length, 2**20))):
+            found, length = zlib.crc32(part, found), length - len(part)
+    return found
+
+
+def check_beginning(path: Path, length: int, expected: int | None) -> None:
+    """Raises TableDamaged unless the first `length` bytes are whole rows, those whose checksum is `expected`
+    (None: it was not kept)."""
+    try:
+        if not length:
+            return
+        if path.stat().st_size < length:
+            raise TableDamaged(f"{path}: shorter than its checkpoint says")
+        with open(path, "rb") as file:
+            file.seek(length - 1)
+            ends = file.read(1) == b"\n"
+        if not ends or (expected is not None and checksum(path, length) != expected):
+            raise TableDamaged(f"{path}: changed since its checkpoint was written")
+    except OSError as error:
+        raise TableDamaged(f"{path}: cannot be read ({error.strerror})") from error
+
+
 def _cell(value: Any) -> Any:
     if value is None or value != value:
         return ""
@@ -211,7 +244,8 @@ def _cell(value: Any) -> Any:
 
 
 class RunFiles:
-    """The growing files of a run; `lengths` goes into the checkpoint so that resume can cut later rows off."""
+    """The growing files of a run; `lengths` and `checksums` go into the checkpoint, so that resume can tell whether
+    they are whole and cut later rows off."""
 
     def __init__(self, directory: Path, names: Iterable[str], lengths: Mapping[str, int] | None = None):
         self.directory = directory
@@ -227,6 +261,10 @@ class RunFiles:
             file.sync()
         return {name: file.length for name, file in self._files.items()}
 
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of each file up to its length, kept while rows are appended."""
+        return {name: file.checksum for name, file in self._files.items()}
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()
@@ -235,6 +273,7 @@ class RunFiles:
 def last_round(directory: Path) -> int | None:
     """The number in the last whole row of rounds.csv; None where it has none."""
     path = directory / ROUNDS
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     rows = text[: text.rfind("\n") + 1].splitlines()[1:]
-    return int(rows[-1].partition(",")[0]) if rows else None
+    number = rows[-1].partition(",")[0] if rows else ""
+    return int(number) if number.isdecimal() and len(number) < 10 else None

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from fedexp import checkpoint, files, gpus, origin, tree, yaml_files
+from fedexp import checkpoint, console, files, gpus, origin, tree, yaml_files
 from fedexp.arguments import key_of, read_overrides
 from fedexp.build import Built, build, resolve
+from fedexp.checkpoint_form import fits_run
 from fedexp.client_states import choose_place
 from fedexp.cohorts import check_begun
 from fedexp.errors import ConfigError
@@ -26,10 +27,10 @@ from fedexp.memory import peak_memory
 from fedexp.metrics.history import task_partition
 from fedexp.named import search_path
 from fedexp.prepare import Prepared, prepare
-from fedexp.provenance import environment
+from fedexp.provenance import begin_span, environment
 from fedexp.record import Recorder
 from fedexp.replay import final_tables
-from fedexp.results import finished_summary, result_files, write_results
+from fedexp.results import draw_missing, finished_summary, result_files, write_results
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
@@ -61,7 +62,7 @@ def execute(job: Job) -> dict[str, Any]:
             require_no_way_out(job.directory)
             make_directory(job.directory)
             held.enter_context(occupied(job.directory))
-        saved, summary = find_start(job, built, container)
+        goes_on, summary = find_start(job, built, container)
         if summary is not None:
             return summary
         built = held.enter_context(on_a_gpu(built, job.place))
@@ -70,6 +71,8 @@ def execute(job: Job) -> dict[str, Any]:
         if not ours:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
+        check = fits_run(job.directory, prepared.experiment)
+        saved = checkpoint.load(job.directory, check) if goes_on else None
         return start(job, built, container, prepared, saved)
 
 
@@ -95,24 +98,24 @@ def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
         yield replace(built, groups={**built.groups, "hardware": replace(hardware, device=f"cuda:{number}")})
 
 
-def find_start(
-    job: Job, built: Built, container: Mapping[str, Any]
-) -> tuple[checkpoint.Saved | None, dict[str, Any] | None]:
-    """(the checkpoint to go on from, the summary of a run that is over); each None where there is none."""
+def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bool, dict[str, Any] | None]:
+    """(whether there is something to go on from, the summary of a run that is over or None)."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
         check_new(job.directory)
-        return None, None
+        return False, None
     if not resumed and not checkpoint.exists(job.directory):
-        return None, None  # a job of a sweep that is new, or that ended before it had anything to go on from
+        return False, None  # a job of a sweep that is new, or that ended before it had anything to go on from
     check_resume(job.directory, container)
     summary = finished_summary(job.directory)
     if summary is None:
-        return checkpoint.load(job.directory), None
+        return True, None
+    if built.settings.figures:
+        draw_missing(job.directory, summary)
     log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
         result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
-    return None, summary
+    return False, summary
 
 
 def start(
@@ -120,10 +123,11 @@ def start(
 ) -> dict[str, Any]:
     """Runs the rounds that are left, in a directory that is ours."""
     experiment, hardware = prepared.experiment, prepared.hardware
-    if saved is None:
+    going_on = None if saved is None else saved.state
+    if going_on is None:
         state = experiment.initial_state()
     else:
-        state = State.from_tree(saved.state, hardware.device, job.directory)
+        state = State.from_tree(going_on, hardware.device, job.directory)
         origin.check_data(job.directory, experiment.bench.data)
         check_partition(job.directory, experiment)
         check_begun(job.directory, experiment.cohorts, state.round)
@@ -136,31 +140,43 @@ def start(
         for sentence in foreign(container):
             log.warning("%s", sentence)
         log.info("hardware: %s", hardware.sentence())
+        begin_span(state, hardware)
         place_states(experiment, state)
-        if saved is not None:
-            say_where_it_goes_on(job.directory, saved)
-        elif built.settings.resume is not None:
-            log.info("no round was saved: the run begins anew")
-        if saved is None:
+        if going_on is None:
+            say_that_it_begins_anew(job.directory, saved, built)
             write_inputs(job, container, experiment)
-        elif saved.problem is not None:
-            checkpoint.set_aside(job.directory)
+        else:
+            assert saved is not None
+            say_where_it_goes_on(job.directory, going_on["round"], saved.problem)
+            if saved.problem is not None:
+                checkpoint.set_aside(job.directory)
         origin.note(job.directory, container, experiment.bench.data)
-        return conduct(job, built, container, experiment, hardware, state, saved)
+        return conduct(job, built, container, experiment, hardware, state, going_on)
     finally:
+        if console.problem is not None:  # there, and not on the console
+            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
         log.removeHandler(handler)
         handler.close()
 
 
-def say_where_it_goes_on(directory: Path, saved: checkpoint.Saved) -> None:
+def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
+    """A damaged table cannot be made again from a state: it is kept, out of the way."""
+    if saved is not None:
+        checkpoint.set_tables_aside(directory)
+        log.warning("%s; the run begins again, and what was there is kept in %s", saved.problem, directory / "damaged")
+    elif built.settings.resume is not None:
+        log.info("no round was saved: the run begins anew")
+
+
+def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> None:
     """With what is lost: rounds that are in the tidy files and in no state that could be gone on from."""
-    after, last = saved.state["round"], files.last_round(directory)
+    last = files.last_round(directory)
     lost = ""
     if last is not None and last > after:
         rounds = f"round {last} is" if last == after + 1 else f"rounds {after + 1} to {last} are"
         lost = f"; {rounds} run again"
-    if saved.problem is not None:
-        log.warning("%s; the checkpoint before it is used", saved.problem)
+    if problem is not None:
+        log.warning("%s; the checkpoint before it is used", problem)
     log.info("resuming after round %d%s", after, lost)
 
 
@@ -181,12 +197,12 @@ def conduct(
     experiment: Experiment,
     hardware: Resolved,
     state: State,
-    saved: checkpoint.Saved | None,
+    going_on: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
     tracker: Tracker = built.groups["tracker"].create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
-    recorder = Recorder(job.directory, experiment, trackers, None if saved is None else saved.state["lengths"])
+    recorder = Recorder(job.directory, experiment, trackers, None if going_on is None else going_on["lengths"])
     try:
         info = run_info(job, container, experiment, state)
         for watching in trackers:
@@ -198,8 +214,10 @@ def conduct(
             | identity(job, built)
             | origin.fingerprint_of(job.directory)
             | recorder.summary(state)
-            | environment(container, hardware)
+            | environment(container, hardware, state)
         )
+        if "hint" in summary:
+            log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
         summary["peak_memory"] = peak_memory(hardware.device)
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         for watching in trackers:
@@ -304,13 +322,19 @@ def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state:
     return RunInfo.of(
         job.directory,
         container,
-        job.sweep,
+        sweep_of(job),
         total_rounds=experiment.rounds,
         first_round=state.round,
         classes=experiment.bench.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=max((value for number, value in state.accuracy if number >= 1), default=None),
     )
+
+
+def sweep_of(job: Job) -> str | None:
+    """The name of the sweep that the job belongs to, also where it is resumed alone: Hydra has left its file above."""
+    above = (path for path in list(job.directory.absolute().parents)[:2] if (path / "multirun.yaml").is_file())
+    return job.sweep or next((path.name for path in above), None)
 
 
 def identity(job: Job, built: Built) -> dict[str, Any]:
@@ -322,5 +346,5 @@ def identity(job: Job, built: Built) -> dict[str, Any]:
         "model": job.choices["model"],
         "seed": built.settings.seed,
         "seeds": vars(built.seeds),
-        "sweep": job.sweep,
+        "sweep": sweep_of(job),
     }

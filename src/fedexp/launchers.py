@@ -76,13 +76,16 @@ def settle(config: DictConfig) -> int:
     from fedexp.preview import expand
 
     jobs = sum(1 for _ in expand(config.hydra.overrides.task))
-    added: dict[str, str | int] = {"hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute())}
+    added: dict[str, str | int] = {
+        "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
+        "hydra.output_subdir": "null",
+    }
     if config.hydra.launcher.get("n_jobs") == -1:
         added["hydra.launcher.n_jobs"] = min(jobs_at_once(config.hardware), jobs)
     with read_write(config), open_dict(config):
         for key, value in added.items():
-            OmegaConf.update(config, key, value)
-            config.hydra.overrides.hydra.append(f"{key}={quoted(value)}")
+            OmegaConf.update(config, key, None if value == "null" else value)
+            config.hydra.overrides.hydra.append(f"{key}={value if value == 'null' else quoted(value)}")
     return jobs
 
 

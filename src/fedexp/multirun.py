@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedexp.arguments import conf_directory
-from fedexp.errors import FAILED
+from fedexp.errors import FAILED, say
 from fedexp.files import shorten
 
 
@@ -35,18 +36,38 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
             push_tables(directory, config, {})
 
 
-def failed(sweep: Path, before: Mapping[Path, Any]) -> list[int]:
-    """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began."""
-    from fedexp.callbacks import failures
+def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
+    """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began; elsewhere:
+    the jobs ran in other processes, so that what is in no directory of a job is said here."""
+    from fedexp.callbacks import NOTES, failures
 
-    return [failure_code(path.parent) for path, mark in failures(sweep).items() if mark != before.get(path)]
+    codes = []
+    for path, mark in failures(sweep).items():
+        if mark == before.get(path):
+            continue
+        is_note = path.parent.name == NOTES
+        codes.append(failure_code(path if is_note else path.parent / "summary.json"))
+        if is_note:
+            if elsewhere:
+                say(error_in(path))
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (sweep / NOTES).rmdir()
+    return codes
 
 
-def failure_code(directory: Path) -> int:
+def error_in(note: Path) -> str:
+    try:
+        return str(json.loads(note.read_text(encoding="utf-8"))["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{note}: cannot be read"
+
+
+def failure_code(path: Path) -> int:
     """As `record_failure` has left it."""
     try:
-        return int(json.loads((directory / "summary.json").read_text(encoding="utf-8"))["exit_code"])
-    except (OSError, ValueError, KeyError):
+        return int(json.loads(path.read_text(encoding="utf-8"))["exit_code"])
+    except (OSError, ValueError, KeyError, TypeError):
         return FAILED
 
 

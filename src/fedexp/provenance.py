@@ -11,17 +11,43 @@ from typing import Any
 import torch
 
 import fedexp
+from fedexp.experiment import State
 from fedexp.hardware import Resolved
 from fedexp.identity import fingerprint
 
 
-def environment(container: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
+def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
     """With what the numbers were made; under `determinism`, all that would have to be equal, beside the data, for them
-    to come out the same to the last bit."""
+    to come out the same to the last bit. Where a run has been resumed with another setting, `spans` lists the rounds of
+    each with its own, and beside it stands only what was equal in all."""
     made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
     decisive = {"config": fingerprint(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
     decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
+    if len(state.spans) > 1:
+        differing = {key for span in state.spans for key, value in span.items() if decisive.get(key, value) != value}
+        unknown = any(span.keys() == {"first"} for span in state.spans)
+        decisive = {k: v for k, v in decisive.items() if k not in differing and not (unknown and k in state.spans[-1])}
+        decisive["spans"] = list_spans(state)
     return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
+
+
+def begin_span(state: State, hardware: Resolved) -> None:
+    """Notes with what the rounds from here on are computed, unless it is as before."""
+    now = {"versions": versions(*NUMERIC), "commit": commit()} | hardware.arithmetic()
+    if state.accuracy and not state.spans:  # a checkpoint of an older version, which has not kept it
+        state.spans.append({"first": 0})
+    first = state.round + 1 if state.accuracy else 0
+    if not state.spans or {k: v for k, v in state.spans[-1].items() if k != "first"} != now:
+        state.spans.append({"first": first} | now)
+
+
+def list_spans(state: State) -> list[dict[str, Any]]:
+    """`rounds` (first and last) of each, and its setting; only `rounds` where that was not kept."""
+    lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
+    return [
+        {"rounds": [span["first"], last]} | {key: value for key, value in span.items() if key != "first"}
+        for span, last in zip(state.spans, lasts, strict=True)
+    ]
 
 
 # Packages that take part in the numbers, from decoded images to solved linear programs.

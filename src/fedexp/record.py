@@ -121,13 +121,14 @@ class Recorder:
             self.writing_seconds = time.perf_counter() - start
 
     def save_checkpoint(self, state: State) -> None:
-        """The state together with the lengths of the files that belong to it."""
+        """The state together with the lengths and checksums of the files that belong to it."""
         if not state.accuracy:
             return  # nothing has been recorded yet
         start = time.perf_counter()
-        lengths = self.files.lengths()  # first: a directory that was removed is not made again
+        # First, since a directory that was removed is not made again.
+        tables = {"lengths": self.files.lengths(), "checksums": self.files.checksums()}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        checkpoint.save(self.directory, state.to_tree(versions) | {"lengths": lengths})
+        checkpoint.save(self.directory, state.to_tree(versions) | tables)
         state.clients.tidy()
         self._saved_at = time.perf_counter()
         self._saving_seconds = self._saved_at - start
@@ -238,6 +239,7 @@ class Recorder:
             **{name: value for values in further for name, value in values.items()},
             "rounds": state.round,
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
+            **({"hint": hint} if (hint := self.hint(state)) else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,
         }
@@ -254,6 +256,12 @@ class Recorder:
             **(self.task_history(tested).summary() if self.experiment.has_tasks else {}),
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
         }
+
+    def hint(self, state: State) -> str:
+        """Return what the algorithm says of a run that diverged or never was twice as good as chance."""
+        best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
+        failed = state.status == "diverged" or best * len(self.totals) < 2
+        return self.experiment.algorithm.hint if failed else ""
 
     def close(self) -> None:
         self.files.close()

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedexp import files
+from fedexp.errors import ConfigError
 from fedexp.experiment import State
-from fedexp.figures import make_figures
+from fedexp.figures import make_figures, missing_figures
 from fedexp.views import VIEWS, file_of
 
 log = logging.getLogger("fedexp")
@@ -33,6 +34,17 @@ def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
     except Exception:
         log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
     return []
+
+
+def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
+    """The pictures of a finished run that a full disk has kept from being written."""
+    try:
+        lost = missing_figures(directory)
+    except (ConfigError, OSError):
+        return  # the files are damaged: nothing can be drawn from them
+    if lost:
+        log.info("%s: %s drawn now", directory, "1 figure is" if lost == 1 else f"{lost} figures are")
+        draw(directory, summary)
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:

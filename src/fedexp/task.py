@@ -1,13 +1,16 @@
 """One job as Hydra hands it over: where it runs, its exit code, and what is left of it when it fails."""
 
+import json
 import os
 import platform
 import sys
+import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp import interrupts
+from fedexp import console, interrupts
 from fedexp.errors import BAD_INPUT, FAILED, ConfigError, StorageError, say
 from fedexp.files import shorten
 
@@ -21,6 +24,7 @@ def run_job(config: Any) -> int:
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
+    console.install()
     log_to_console()
     from fedexp.checkpoint import kept
     from fedexp.job import Job, execute
@@ -28,8 +32,11 @@ def run_job(config: Any) -> int:
     from fedexp.lock import Occupied
 
     hydra_config = HydraConfig.get()
-    go_to(Path(hydra_config.runtime.cwd))
-    directory, in_sweep = Path(hydra_config.runtime.output_dir), hydra_config.mode == RunMode.MULTIRUN
+    # As they are: a path may hold what would be an interpolation.
+    runtime: Any = OmegaConf.to_container(hydra_config.runtime, resolve=False)
+    go_to(Path(runtime["cwd"]))
+    directory, in_sweep = Path(runtime["output_dir"]), hydra_config.mode == RunMode.MULTIRUN
+    new, notes = not holds_a_run(directory), Path(hydra_config.sweep.dir) if in_sweep else None
     job = Job(
         config=config,
         directory=directory,
@@ -47,10 +54,10 @@ def run_job(config: Any) -> int:
         return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
     except ConfigError as error:
         if in_sweep:
-            record_failure(job, str(error), BAD_INPUT)
+            record_failure(job, str(error), BAD_INPUT, notes, new)
         else:
             remove_hydras(directory, hydra_config)
-            remove_if_empty(directory, Path(hydra_config.runtime.cwd))
+            remove_if_empty(directory, Path(runtime["cwd"]))
         return say(str(error))
     except KeyboardInterrupt:
         if kept(directory) is not None:
@@ -62,10 +69,10 @@ def run_job(config: Any) -> int:
         after = kept(directory)
         again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
         state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
-        record_failure(job, str(error), FAILED)
+        record_failure(job, str(error), FAILED, notes)
         return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
     except Exception as error:
-        where = record_failure(job, traceback.format_exc(), FAILED)
+        where = record_failure(job, traceback.format_exc(), FAILED, notes)
         print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
         return FAILED
 
@@ -93,15 +100,10 @@ def log_to_console() -> None:
 
 
 def remove_hydras(directory: Path, hydra_config: Any) -> None:
-    """What Hydra itself writes before a job begins, where it is asked to (hydra/job_logging, hydra.output_subdir)."""
-    logs = [directory / f"{hydra_config.job.name}.log"]
-    if subdirectory := hydra_config.output_subdir:
-        logs += [directory / subdirectory / f"{name}.yaml" for name in ("config", "hydra", "overrides")]
-    for path in logs:
-        if path.suffix != ".log" or (path.exists() and not path.stat().st_size):
-            path.unlink(missing_ok=True)
-    if subdirectory:
-        remove_if_empty(directory / subdirectory, directory)
+    """The empty log that Hydra itself makes before a job begins, where it is asked to (hydra/job_logging)."""
+    path = directory / f"{hydra_config.job.name}.log"
+    if path.is_file() and not path.stat().st_size:
+        path.unlink()
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:
@@ -115,10 +117,51 @@ def remove_if_empty(directory: Path, here: Path) -> None:
             return
 
 
-def record_failure(job: "Job", report: str, code: int) -> str:
-    """error.txt and a summary that says `failed`, in the job's own directory; returns where the report is."""
+def holds_a_run(directory: Path) -> bool:
+    """Whether somebody's run is there, of which a job that is refused must change nothing."""
     from fedexp import files
 
+    return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(directory)
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether there is a summary that is not the record of a failure."""
+    from fedexp import files
+
+    try:
+        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True  # whatever it is, it is not ours
+    return not isinstance(summary, dict) or summary.get("status") != "failed"
+
+
+def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
+    """Tells the process that launched the sweep what can or must not be written into the job's directory."""
+    from fedexp import files
+    from fedexp.callbacks import NOTES
+
+    if sweep is None or not sweep.is_dir():
+        return
+    text = f"{job.directory}: {report.strip().splitlines()[-1]}"
+    with suppress(OSError):
+        (sweep / NOTES).mkdir(exist_ok=True)
+        files.write_json(sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json", {"error": text, "exit_code": code})
+
+
+def record_failure(job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True) -> str:
+    """error.txt and a summary that says `failed`, in the job's own directory; returns where the report is.
+
+    sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False for a job that was
+    refused where another run is. What is finished is never written over.
+    """
+    from fedexp import files
+
+    if not ours or not job.directory.is_dir() or is_finished(job.directory):
+        write_note(job, report, code, sweep)
+    if job.directory.is_dir() and (not ours or is_finished(job.directory)):
+        return f"{job.directory} is left as it is; the report:\n{report}"
     summary: dict[str, Any] = {"status": "failed", "error": report.strip().splitlines()[-1], "exit_code": code}
     summary |= {group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices}
     if not job.directory.is_dir():

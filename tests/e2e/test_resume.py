@@ -1,11 +1,20 @@
 """A run that is continued, or asked for twice; tests/e2e/test_processes.py kills some."""
 
+import errno
+import io
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import SMALL, assert_same_run
+
+from fedexp import files
+from fedexp.callbacks import failures
+from fedexp.multirun import failed
+from fedexp.task import record_failure
 
 RUN = ("algorithm=scaffold", "rounds=2", *SMALL)
 
@@ -123,3 +132,143 @@ def test_data_that_changed_since_are_noticed(fedexp, run):
     answer = fedexp("resume=run")
     assert answer.code == 2
     assert "partition" in answer.err
+
+
+def test_a_run_whose_table_was_changed_begins_again(fedexp, run, shelf):
+    """As by an editor that writes CRLF. What was there is kept, and nothing ends in the middle of a row."""
+    (run / "summary.json").unlink()
+    changed = (run / "rounds.csv").read_bytes().replace(b"\n", b"\r\n")
+    (run / "rounds.csv").write_bytes(changed)
+    answer = fedexp("resume=run")
+    assert answer.code == 0, answer.err
+    (said,) = [line for line in answer.err.splitlines() if "rounds.csv" in line]
+    assert "changed since its checkpoint was written; the run begins again" in said
+    assert (run / "damaged/rounds.csv").read_bytes() == changed
+    assert (run / "damaged/latest.pt").exists()
+    assert_same_run(run, shelf / "run")
+
+
+def test_a_console_that_cannot_be_written_fails_no_run(fedexp, tmp_path, monkeypatch):
+    """The terminal has been closed: every line of it is an input/output error."""
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", Closed())
+        patched.setattr("sys.stderr", Closed())
+        assert fedexp("rounds=1", *SMALL, "hydra.run.dir=run").code == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
+    assert (tmp_path / "run/run.log").read_text().count("the console cannot be written (Input/output error)") == 1
+
+
+@pytest.mark.parametrize("subdirectory", ["run", "${hydra.job.num}"])
+def test_a_refused_job_of_a_sweep_leaves_a_complete_run_as_it_is(subdirectory, fedexp, run, tmp_path):
+    """Where hydra.sweep.subdir names a run that has other options."""
+    sweep = tmp_path if subdirectory == "run" else tmp_path / "numbered"
+    sweep.mkdir(exist_ok=True)
+    target = run if subdirectory == "run" else run.rename(sweep / "0")
+    before = snapshot(target)
+    again = (
+        *RUN,
+        "algorithm=fedavg",
+        "local.lr=0.01",
+        f"hydra.sweep.dir={sweep}",
+        f"hydra.sweep.subdir={subdirectory}",
+    )
+    answer = fedexp("--multirun", *again)
+    assert answer.code == 2
+    assert "another configuration" in answer.err
+    assert snapshot(target) == before
+    assert not (sweep / ".failed").exists()
+
+
+@pytest.mark.parametrize("folder", [".hydra", "."])
+@pytest.mark.parametrize("mode", [(), ("--multirun", "hydra.sweep.subdir=run", "hydra.sweep.dir=.")])
+def test_a_refusal_leaves_hydra_s_files_of_a_run(folder, mode, fedexp, run):
+    """Hydra itself would write over them, before anything can be refused."""
+    before = snapshot(run)
+    answer = fedexp(*mode, *RUN, "local.lr=0.01", "hydra.run.dir=run", f"hydra.output_subdir={folder}")
+    assert answer.code == 2
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("name", ["${seed}", "a\\b", "a\\${seed}", "it's", "end\\"])
+def test_a_run_directory_of_any_name_can_be_resumed(name, fedexp, run, tmp_path):
+    (run / "summary.json").unlink()
+    odd = run.rename(tmp_path / name)
+    answer = fedexp(f"resume={name}")
+    assert answer.code == 0, answer.err
+    assert (odd / "summary.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_job_of_a_sweep_that_is_resumed_keeps_its_sweep(fedexp, tmp_path):
+    assert fedexp("--multirun", "rounds=1", "seed=0", *SMALL, "hydra.sweep.dir=many").code == 0
+    (job,) = tmp_path.glob("many/digits_*")
+    before = json.loads((job / "summary.json").read_text())
+    (job / "summary.json").unlink()
+    assert fedexp(f"resume={job}").code == 0
+    after = json.loads((job / "summary.json").read_text())
+    assert before["sweep"] == after["sweep"] == "many"
+
+
+def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(fedexp, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = ("--multirun", "rounds=1", *SMALL, "figures=true", "hydra.sweep.dir=many")
+    with monkeypatch.context() as patched:
+        patched.setattr("fedexp.results.make_figures", full)
+        assert fedexp(*command).code == 0
+    (job,) = tmp_path.glob("many/digits_*")
+    assert not list(job.glob("figures/*.png"))
+    written = (job / "summary.json").read_bytes()
+    answer = fedexp(*command)
+    assert answer.code == 0, answer.err
+    assert "5 figures are drawn now" in answer.err
+    assert len(list(job.glob("figures/*.png"))) == 5
+    assert (job / "summary.json").read_bytes() == written
+    assert "drawn now" not in fedexp(*command).err
+
+
+def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkeypatch):
+    """A run that is resumed with another engine is not equal bit for bit to one with either of them."""
+    with monkeypatch.context() as patched:
+        patched.setattr("fedexp.job.write_results", lambda *arguments: 1 / 0)
+        assert fedexp("rounds=2", *SMALL, "hydra.run.dir=run").code == 1
+    before = tmp_path / "run/checkpoint/previous.pt"  # as if killed after round 1
+    assert files.load_tree(before)["round"] == 1
+    shutil.copy(before, tmp_path / "run/checkpoint/latest.pt")
+    answer = fedexp("resume=run", "hardware.engine=vectorised")
+    assert answer.code == 0, answer.err
+    said = json.loads((tmp_path / "run/summary.json").read_text())["determinism"]
+    first, second = said["spans"]
+    assert (first["rounds"], first["engine"]) == ([0, 1], "sequential")
+    assert (second["rounds"], second["engine"]) == ([2, 2], "vectorised")
+    assert "chunk" in second
+    assert "engine" not in said
+    assert said["threads"] == first["threads"] == second["threads"] == 1
+
+
+def test_a_job_whose_directory_is_removed_leaves_a_note_for_the_launching_process(tmp_path, capsys):
+    """joblib's processes have no other way to tell; the note is said, counted and removed."""
+    sweep = tmp_path / "many"
+    sweep.mkdir()
+    before = failures(sweep)
+    job = SimpleNamespace(directory=sweep / "gone", choices={})
+    record_failure(job, "rounds.csv: it was removed", 1, sweep)
+    assert failed(sweep, before, elsewhere=True) == [1]
+    assert f"{sweep / 'gone'}: rounds.csv: it was removed" in capsys.readouterr().err
+    assert not list(sweep.iterdir())
+
+
+@pytest.mark.parametrize(("algorithm", "words"), [("fedewc", "SGD diverges where"), ("fedalign", "batch norm")])
+def test_a_method_says_what_to_change_where_it_fails(algorithm, words, fedexp, tmp_path):
+    """In the console, run.log and summary; a rate of 1e6 makes any run diverge."""
+    scenario = ("scenario=class_incremental",) if algorithm == "fedewc" else ()
+    answer = fedexp(f"algorithm={algorithm}", *scenario, "rounds=1", "local.lr=1e6", *SMALL, "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
+    assert words in json.loads((tmp_path / "run/summary.json").read_text())["hint"]
+    assert f"algorithm={algorithm}: " in answer.err

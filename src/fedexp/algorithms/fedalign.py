@@ -48,6 +48,7 @@ def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True, kw_only=True)
 class FedAlign(FedAvg):
     inputs = ("images",)
+    hint = "it hardly learns with a last stage without batch norm; use model=resnet56_bottleneck"
 
     mu: float  # weight of the smoothing relative to the cross-entropy, >= 0
     width: float  # of the narrow last stage

@@ -31,6 +31,11 @@ from fedexp.tree import Params, Tree
 @dataclass(frozen=True, kw_only=True)
 class FedEWC(FedAvg):
     scenarios = TASKS
+    # The penalty is a quadratic of curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1 + m) / lr.
+    hint = (
+        "SGD diverges where lr lambda_ F exceeds 2 (1 + momentum), F the largest Fisher information of a weight: use "
+        "local.optimizer=adam or a smaller algorithm.lambda_"
+    )
 
     lambda_: float  # weight of the penalty, >= 0; 0 is FedAvg
 

@@ -13,7 +13,7 @@ import numpy as np
 
 log = logging.getLogger("fedexp")
 Arrays = dict[str, np.ndarray]  # x_train, y_train, x_test, y_test, classes and, where there are natural clients, owners
-FORMAT = 1  # raise when the meaning of the cached arrays changes
+FORMAT = 2  # raise when the meaning of the cached arrays changes
 
 
 class SourceFile(NamedTuple):

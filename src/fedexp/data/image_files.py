@@ -6,14 +6,19 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedexp.data.cache import Arrays, SourceFile, cached
 from fedexp.errors import ConfigError
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 log = logging.getLogger("fedexp")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # tags of TIFF, and a value
 MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
 
 
@@ -172,12 +177,43 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
     return x
 
 
+class Undefined(Exception):
+    """Pixels for which no number is known that stands for white."""
+
+
+def eight_bits(image: "Image.Image") -> "Image.Image":
+    """Grey pixels of 9 to 16 bits as their upper 8 bits, as PIL reads colours of 16 bits; others as they are.
+
+    PIL's own conversion clips them instead: almost every pixel would become white. Raises Undefined where the file does
+    not say which number is white: integers of more than 16 bits or with a sign, and floating-point numbers.
+    """
+    from PIL import Image
+
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # those two have 16 bits in I
+        kind = "floating-point numbers" if image.mode == "F" else "integers of 32 bits or with a sign"
+        raise Undefined(f"its pixels are {kind}, of which no file says what is white; save it with 8 or 16 bits")
+    if not image.mode.startswith("I"):
+        return image
+    pixels, tags = np.asarray(image), getattr(image, "tag_v2", {})
+    bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
+    upper = np.clip(pixels.astype(np.int64) >> (bits - 8), 0, 255).astype(np.uint8)
+    return Image.fromarray(255 - upper if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO else upper)
+
+
+def with_mode(image: "Image.Image", mode: str) -> "Image.Image":
+    """Converted, where PIL has no direct way by what lies between: premultiplied colours are divided by alpha first."""
+    between = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA", "LAB": "RGB"}.get(image.mode)
+    return (image if between is None else image.convert(between)).convert(mode)
+
+
 def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            converted = image.convert(MODES[channels])
+            converted = with_mode(eight_bits(image), MODES[channels])
+    except Undefined as error:
+        raise ConfigError(f"{path}: {error}") from error
     except Exception as error:  # PIL raises many types for damaged files
         raise ConfigError(f"{path}: not a readable image ({error}); replace or remove it") from error
     if size is not None and converted.size != (size, size):

@@ -40,6 +40,11 @@ def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[P
     return paths
 
 
+def missing_figures(run_dir: Path) -> int:
+    """How many of the pictures that `make_figures` would write are not there."""
+    return sum(not (run_dir / "figures" / f"{name}.png").exists() for name, _ in _figures(load_run(run_dir)))
+
+
 def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:

@@ -1,0 +1,87 @@
+"""Standard output and error as views of a run: what cannot be shown there is lost, and never the run.
+
+A terminal may be closed, a disk that holds the output be full, an encoding lack a letter of a path.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+problem: str | None = None  # the first thing that went wrong in this process, for run.log
+
+
+class View:
+    """A text stream whose `write` and `flush` never raise OSError or UnicodeError; None swallows everything."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        if self.stream is None:  # closed before the process began
+            return len(text)
+        with self.forgiving():
+            try:
+                self.stream.write(text)
+            except UnicodeError as error:
+                note(error)
+                encoding = self.stream.encoding or "ascii"
+                self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        if self.stream is not None:
+            with self.forgiving():
+                self.stream.flush()
+
+    @contextmanager
+    def forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # the reader of `fedexp | head` has seen enough
+            self.give_up()
+        except (OSError, ValueError) as error:  # ValueError: it has been closed
+            note(error)
+
+    def give_up(self) -> None:
+        """Whatever is still written goes nowhere, also at the end of the process."""
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stream":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+
+def note(error: Exception) -> None:
+    global problem
+    problem = problem or f"the console cannot be written ({getattr(error, 'strerror', None) or error}); the run goes on"
+
+
+def install() -> None:
+    """For the processes of launchers; `views` for that of the command line."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        setattr(sys, name, stream if isinstance(stream, View) else View(stream))
+
+
+@contextmanager
+def views() -> Iterator[None]:
+    """Inside, both streams are views."""
+    global problem
+    before, problem = (sys.stdout, sys.stderr), None
+    install()
+    try:
+        yield
+    finally:
+        for view in (sys.stdout, sys.stderr):
+            if isinstance(view, View) and view.stream is not None:
+                try:
+                    view.stream.flush()
+                except (OSError, ValueError, AttributeError):
+                    view.give_up()  # else the interpreter would try once more, and exit with 120
+        sys.stdout, sys.stderr = before

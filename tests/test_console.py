@@ -1,0 +1,78 @@
+"""The console is a view of a run: what it cannot show does not fail anything."""
+
+import errno
+import io
+import sys
+
+import pytest
+
+from fedexp import console
+
+
+class Broken(io.StringIO):
+    """A terminal that has been closed."""
+
+    def write(self, text):
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self):
+        self.write("")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setattr(console, "problem", None)
+    before = sys.stdout
+    yield
+    assert sys.stdout is before
+
+
+def test_a_closed_terminal_is_noted_once(monkeypatch, terminal):
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Broken())
+        with console.views():
+            print("lost", flush=True)
+            print("lost too", flush=True)
+        assert console.problem == "the console cannot be written (Input/output error); the run goes on"
+
+
+def test_letters_that_an_encoding_lacks_are_escaped(monkeypatch, terminal):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        with console.views():
+            print("é 数据", flush=True)
+    assert raw.getvalue() == b"\xe9 \\u6570\\u636e\n"
+    assert "codec can't encode" in console.problem
+
+
+def test_a_reader_that_leaves_is_nothing_to_note(monkeypatch, terminal):
+    def leave(*text):
+        raise BrokenPipeError
+
+    stream = io.StringIO()
+    stream.write = leave
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        with console.views():
+            print("unread")
+    assert console.problem is None
+
+
+def test_no_console_at_all(monkeypatch, terminal):
+    """As after `>&-`."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", None)
+        with console.views():
+            print("nowhere", flush=True)
+            assert sys.stdout.write("abc") == 3
+    assert console.problem is None
+
+
+def test_everything_else_is_the_stream_s_own():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    assert console.View(stream).encoding == "latin-1"
+    assert not console.View(stream).isatty()
+    with pytest.raises(AttributeError):
+        assert console.View(stream).surprise
