@@ -85,7 +85,7 @@ def write_tables(directory: Path) -> list[Path]:
         return []
     tidy, targets = tables.tidy, tables.targets
     if tables.sweep is not None:
-        parts, head = layout.sections(tidy), heading(tables.sweep, tidy)
+        parts, head = layout.all_sections(tidy), heading(tables.sweep, tidy)
     else:
         head = f"# {directory.name}\n"
         shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
@@ -104,7 +104,7 @@ def write_tables(directory: Path) -> list[Path]:
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     """What the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
-    lines = [f"# {sweep.title}", f"{layout.LEGEND} {compare.TOLERANCES}", verdicts(tidy)]
+    lines = [f"# {sweep.title}", layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}", verdicts(tidy)]
     if changes := [text for text in tidy["changes"].unique() if text]:
         lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
     return "\n\n".join(lines) + "\n"

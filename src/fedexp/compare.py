@@ -15,21 +15,18 @@ import pandas as pd
 import yaml
 
 from fedexp import files
+from fedexp.judge import TOLERANCES as TOLERANCES
+from fedexp.judge import tolerance, verdict, with_order
 from fedexp.metrics.targets import rounds_to_target
+from fedexp.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.sweep import Block, Sweep, cell_of, protocol_of
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
+RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
 CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
-# How far from the printed value is still "within": a fraction of the unit, or of the printed value (rounds, ratios).
-ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
-FORGETTING, RELATIVE = 0.05, 0.25
 NEVER = math.inf
 # Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
 WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
-TOLERANCES = (
-    f"Within: accuracy by {ABSOLUTE['percent']:g} points or two printed standard deviations, "
-    f"forgetting and alignment by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}."
-)
 
 
 @dataclass(frozen=True)
@@ -61,12 +58,29 @@ class Run:
     @cached_property
     def curve(self) -> pd.DataFrame:
         """round and test_accuracy of the evaluated rounds from 1 on."""
-        table = pd.read_csv(self.directory / files.ROUNDS)
-        return table[table["round"] >= 1].dropna(subset="test_accuracy")
+        return self.table.dropna(subset="test_accuracy")
 
     @property
     def diverged(self) -> bool:
         return self.status == "diverged"
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """rounds.csv from round 1 on; empty without one."""
+        path = self.directory / files.ROUNDS
+        table = pd.read_csv(path) if path.exists() else pd.DataFrame({"round": []})
+        return table[table["round"] >= 1]
+
+    def values(self, rule: Rule, metric: str) -> list[float]:
+        """The metric in the view of the rule, round by round where it is defined; [] where the run lacks the view."""
+        column = rule.column(metric)
+        return self.table[column].dropna().tolist() if column in self.table else []
+
+    def reported(self, rule: Rule, metric: str) -> float | None:
+        """The metric (`accuracy` or `forgetting`) as a paper with this rule reports it, a fraction."""
+        if rule.value == "last":
+            return self.summary.get(metric if rule.view == "plain" else f"{metric}_{rule.view}")
+        return rule.reported(self.values(rule, metric), metric)
 
     def accuracy_at(self, round: int) -> float | None:
         found = self.curve.loc[self.curve["round"] == round, "test_accuracy"]
@@ -107,9 +121,24 @@ def cells(sweep: Sweep, jobs: Sequence[Run]) -> pd.DataFrame:
         if found := cell_of(sweep, run.overrides):
             for i, measure in matches(printed, *found):
                 mine[i].append((run, measure))
-    return pd.DataFrame(
-        cell(Context(sweep, row, printed, runs), mine[i]) for i, row in enumerate(printed) if row["method"] != "(all)"
+    released = released_code()
+    tidy = pd.DataFrame(
+        cell(Context(sweep, row, printed, runs), mine[i]) | {"released": released.get(released_key(row), "")}
+        for i, row in enumerate(printed)
+        if row["method"] != "(all)"
     )
+    return with_order(tidy) if len(tidy) else tidy
+
+
+def released_code() -> dict[tuple[str, ...], str]:
+    """What the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`, by `released_key`."""
+    with RELEASED.open(encoding="utf-8", newline="") as file:
+        return {released_key(row): f"{row['value']} ({row['of']})" for row in csv.DictReader(file)}
+
+
+def released_key(row: Mapping[str, str]) -> tuple[str, ...]:
+    names = ("paper", "table", "dataset", "partition_param", "setting", "method", "metric")
+    return tuple(row[name] for name in names)
 
 
 def matches(
@@ -132,32 +161,66 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         if run.finished:
             protocols.setdefault(tuple(protocol_of(context.sweep, run.overrides)), []).append((run, measure))
     changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
-    used = protocols[changes]
+    used, rule = protocols[changes], context.sweep.rule
+    viewed = [pair for pair in used if context.value(*pair) is not None]
+    used = viewed or used  # seeds without the view of the rule are not averaged with those that have it
     scale = 100.0 if row["unit"] == "percent" else 1.0
-    raw = [value for run, measure in used if not run.diverged if (value := context.value(run, measure)) is not None]
+    sound = [(run, measure) for run, measure in used if not run.diverged]
+    raw = [value for pair in sound if (value := context.value(*pair)) is not None]
     never = sum(value == NEVER for value in raw)
     values = np.array([] if never else raw) * scale  # the mean over those seeds that get there would flatter
     target = float(row["value"]) if row["value"] else None
     mean = float(values.mean()) if len(values) else None
     difference = None if mean is None or target is None else mean - target
+    ruled = sound and sound[0][1]["value"] in COLUMNS
+    metric = str(sound[0][1]["value"]) if ruled else ""
+    runs = [run for run, _ in sound]
+    within = [rule.standard_error(run.values(rule, metric)) if metric else None for run in runs]
+    error = scaled(noise((values / scale).tolist(), within), scale)
+    allowed = None if target is None else tolerance(row, error.error)
+    lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
     return {
         **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
         "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
         "n": len(used),
         "diverged": sum(run.diverged for run, _ in used),
+        "rule": str(rule) if metric else "",
         "mean": mean,
         "std": float(values.std(ddof=1)) if len(values) > 1 else None,
+        "error": error.error,
+        "error_from": error.source,
+        **plain_values(runs, metric, scale),
         "printed": target,
         "printed_std": float(row["std"]) if row["std"] else None,
         "difference": difference,
-        "tolerance": None if target is None else tolerance(row),
-        "verdict": verdict(row, used, len(raw) - never, never, difference, bool(changes)),
+        "tolerance": allowed,
+        "verdict": verdict(
+            row, [run.diverged for run, _ in used], len(raw) - never, never, difference, allowed, bool(changes), lacks
+        ),
         "protocol": "" if not used else "reduced" if changes else "full",
         "changes": " ".join(changes),
         "not_shown": sum(map(len, protocols.values())) - len(used),
         **origin([run for run, _ in used]),
         "note": row["note"],
     }
+
+
+def scaled(found: Noise, scale: float) -> Noise:
+    return Noise(None if found.error is None else found.error * scale, found.source)
+
+
+def plain_values(runs: Sequence[Run], metric: str, scale: float) -> dict[str, float | None]:
+    """Of the plain test, whatever the rule: the last round, the mean of the last ten and its standard error, each as a
+    mean over seeds; None for what is neither accuracy nor forgetting."""
+    names = {"plain_last": PLAIN_LAST, "plain_last10": PLAIN_LAST_TEN}
+    found: dict[str, float | None] = dict.fromkeys((*names, "plain_error"))
+    for name, rule in names.items():
+        values = [value for run in runs if metric and (value := run.reported(rule, metric)) is not None]
+        if values:
+            found[name] = float(np.mean(values)) * scale
+            within = [rule.standard_error(run.values(rule, metric)) for run in runs]
+            found["plain_error"] = scaled(noise(values, within), scale).error  # in the end that of the last ten
+    return found
 
 
 def origin(runs: Sequence[Run]) -> dict[str, str]:
@@ -187,7 +250,7 @@ class Context:
         kind = measure["value"]
         match kind:
             case "accuracy" | "forgetting":
-                return run.summary.get(kind)
+                return run.reported(self.sweep.rule, kind)
             case "accuracy_at":
                 return run.accuracy_at(int(measure["round"]))
             case "average_accuracy" | "new_task_accuracy":
@@ -223,40 +286,3 @@ class Context:
         if rounds is None:
             return NEVER
         return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds if speedup else rounds
-
-
-def verdict(
-    row: Mapping[str, str], used: Sequence[Found], there: int, never: int, difference: float | None, reduced: bool
-) -> str:
-    """within | outside | failed as printed | not reached as printed | not run | not judged: <why>.
-
-    there, never: how many runs have a number, and how many never reach their target."""
-    if not used:
-        return "not run"
-    if reduced:
-        return "not judged: reduced protocol"
-    if row["note"].startswith("suspect"):
-        return "not judged: suspect print"
-    all_diverged = all(run.diverged for run, _ in used)
-    if row["note"].startswith("failed"):
-        return "failed as printed" if all_diverged else "outside"
-    if all_diverged:
-        return "outside"
-    if there and never:
-        return f"not judged: reached by {there} of {there + never}"
-    if row["note"] == "not_reached" and (there or never):
-        return "not reached as printed" if never else "outside"
-    if never:
-        return "outside"
-    if difference is None:
-        return "not judged: no number"
-    return "within" if abs(difference) <= tolerance(row) else "outside"
-
-
-def tolerance(row: Mapping[str, str]) -> float:
-    """In the unit of the printed value."""
-    if row["unit"] in ("rounds", "ratio"):
-        return RELATIVE * float(row["value"])
-    if row["metric"] in ("forgetting", "alignment"):
-        return FORGETTING
-    return max(ABSOLUTE[row["unit"]], 2 * float(row["std"] or 0))
