@@ -15,6 +15,7 @@ import pandas as pd
 import yaml
 
 from fedexp import files
+from fedexp.expected import other_data
 from fedexp.judge import TOLERANCES as TOLERANCES
 from fedexp.judge import tolerance, verdict, with_order
 from fedexp.metrics.targets import rounds_to_target
@@ -159,9 +160,10 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
     protocols: dict[tuple[str, ...], list[Found]] = {(): []}
     for run, measure in jobs:
         if run.finished:
-            protocols.setdefault(tuple(protocol_of(context.sweep, run.overrides)), []).append((run, measure))
+            protocols.setdefault(tuple(context.protocol(run)), []).append((run, measure))
     changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
     used, rule = protocols[changes], context.sweep.rule
+    data = [text for text in changes if text.startswith("data: ")]
     viewed = [pair for pair in used if context.value(*pair) is not None]
     used = viewed or used  # seeds without the view of the rule are not averaged with those that have it
     scale = 100.0 if row["unit"] == "percent" else 1.0
@@ -198,7 +200,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
             row, [run.diverged for run, _ in used], len(raw) - never, never, difference, allowed, bool(changes), lacks
         ),
         "protocol": "" if not used else "reduced" if changes else "full",
-        "changes": " ".join(changes),
+        "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in data), *data))),
         "not_shown": sum(map(len, protocols.values())) - len(used),
         **origin([run for run, _ in used]),
         "note": row["note"],
@@ -245,6 +247,10 @@ class Context:
     printed: Sequence[Mapping[str, str]]
     runs: Sequence[Run]
 
+    def protocol(self, run: Run) -> list[str]:
+        """How a run departs from the protocol of the printed table: other knobs, or other data under the same name."""
+        return protocol_of(self.sweep, run.overrides) + other_data(run.summary, run.overrides)
+
     def value(self, run: Run, measure: Mapping[str, Any]) -> float | None:
         """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no number."""
         kind = measure["value"]
@@ -275,11 +281,11 @@ class Context:
     def against_fedavg(self, run: Run, speedup: bool) -> float | None:
         """Rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
         protocol; or how many times fewer than FedAvg's number of rounds."""
-        fedavg, protocol = [], protocol_of(self.sweep, run.overrides)
+        fedavg, protocol = [], self.protocol(run)
         for other in self.runs:
             found = cell_of(self.sweep, other.overrides)
             if found and found[1].get("method") == "FedAvg" and found[1]["dataset"] == self.row["dataset"]:
-                fedavg += [other] if protocol_of(self.sweep, other.overrides) == protocol else []
+                fedavg += [other] if self.protocol(other) == protocol else []
         if not fedavg:
             return None
         rounds = run.rounds_to(float(np.mean([other.summary["accuracy"] for other in fedavg])))

@@ -14,6 +14,7 @@ from fedexp import checkpoint, files, gpus, tree
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
+from fedexp.expected import data_of
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.hardware import Resolved
 from fedexp.identity import essential
@@ -177,7 +178,7 @@ def conduct(
         summary = (
             {"status": state.status} | identity(job, built) | recorder.summary(state) | environment(container, hardware)
         )
-        summary["peak_memory"] = peak_memory(hardware.device)
+        summary |= {"data": data_of(experiment), "peak_memory": peak_memory(hardware.device)}
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         for watching in trackers:
             watching.finish(summary, pictures, final_tables(job.directory))
