@@ -15,6 +15,7 @@ import pandas as pd
 import yaml
 
 from fedexp import files
+from fedexp.elsewhere import noted
 from fedexp.expected import other_data
 from fedexp.judge import TOLERANCES as TOLERANCES
 from fedexp.judge import tolerance, verdict, with_order
@@ -35,6 +36,7 @@ class Run:
     """The directory of a run, whatever has become of it."""
 
     directory: Path
+    stands_for: tuple[str, ...] | None = None  # overrides of the job that a run of another sweep stands for
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -53,6 +55,8 @@ class Run:
 
     @cached_property
     def overrides(self) -> list[str]:
+        if self.stands_for is not None:
+            return list(self.stands_for)
         path = self.directory / ".hydra" / "overrides.yaml"
         return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else []
 
@@ -97,7 +101,13 @@ def load_jobs(directory: Path) -> list[Run]:
     """All runs of a sweep, also those that have failed or are not at their end."""
     found = {path.parent for path in directory.glob(f"*/{files.SUMMARY}")}
     found |= {path.parent.parent for path in directory.glob("*/.hydra/overrides.yaml")}
-    return [Run(path) for path in sorted(found)]
+    return [standing_in(Run(path)) for path in sorted(found)]
+
+
+def standing_in(run: Run) -> Run:
+    """The run of another sweep that the job's directory names, if it names one and there is no run of its own."""
+    other = None if run.finished else noted(run.directory)
+    return run if other is None else Run(other, tuple(run.overrides))
 
 
 def load_runs(directory: Path) -> list[Run]:
@@ -203,6 +213,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in data), *data))),
         "not_shown": sum(map(len, protocols.values())) - len(used),
         **origin([run for run, _ in used]),
+        "from": " ".join(sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})),
         "note": row["note"],
     }
 

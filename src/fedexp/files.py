@@ -237,3 +237,13 @@ def last_round(directory: Path) -> int | None:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     rows = text[: text.rfind("\n") + 1].splitlines()[1:]
     return int(rows[-1].partition(",")[0]) if rows else None
+
+
+def finished_summary(directory: Path) -> dict[str, Any] | None:
+    """The summary of a run that has come to its end; None where there is more to do."""
+    try:
+        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ended = isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
+    return summary if ended else None

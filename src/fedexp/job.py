@@ -10,12 +10,13 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from fedexp import checkpoint, files, gpus, tree
+from fedexp import checkpoint, elsewhere, files, gpus, tree
 from fedexp.build import Built, build, resolve
 from fedexp.client_states import choose_place
 from fedexp.errors import ConfigError
 from fedexp.expected import data_of
 from fedexp.experiment import Experiment, Stage, State
+from fedexp.files import finished_summary
 from fedexp.hardware import Resolved
 from fedexp.identity import essential
 from fedexp.launchers import Place
@@ -26,7 +27,7 @@ from fedexp.prepare import Prepared, prepare
 from fedexp.provenance import environment
 from fedexp.record import Recorder
 from fedexp.replay import final_tables
-from fedexp.results import finished_summary, result_files, write_results
+from fedexp.results import result_files, write_results
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
@@ -59,6 +60,16 @@ def execute(job: Job) -> dict[str, Any]:
         saved, summary = find_start(job, built, container)
         if summary is not None:
             return summary
+        if (
+            job.sweep is not None
+            and saved is None
+            and (other := elsewhere.complete(job.directory, container)) is not None
+        ):
+            elsewhere.note(job.directory, other, job.overrides)
+            log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
+            return finished_summary(other) or {}
+        if job.sweep is not None:
+            (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
         prepared = prepare(built, job.place.cores)
         make_directory(job.directory)

@@ -1,6 +1,5 @@
 """What a run leaves when it is over: pictures, and summary.json last."""
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,16 +30,6 @@ def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
     except Exception:
         log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
     return []
-
-
-def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run that has come to its end; None where there is more to do."""
-    try:
-        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    ended = isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
-    return summary if ended else None
 
 
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
