@@ -78,8 +78,9 @@ def test_overrides_restrict_axes_or_add_to_them():
     sweep = load("fedntd_table8")
     assert sum(len(list(expand(each))) for each in launches(sweep, ["seed=0,1"])) == 50
     (only,) = launches(sweep, ["algorithm=fedntd", "local.epochs=1,20", "seed=0,1", "rounds=5"])
+    more = ["rounds=5", *sweep.common]
     assert sorted(map(sorted, expand(only))) == sorted(
-        sorted(["experiment=fedntd/cifar10_s2", f"local.epochs={e}", "algorithm=fedntd", f"seed={s}", "rounds=5"])
+        sorted(["experiment=fedntd/cifar10_s2", f"local.epochs={e}", "algorithm=fedntd", f"seed={s}", *more])
         for e in (1, 20)
         for s in (0, 1)
     )

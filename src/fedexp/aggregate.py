@@ -130,7 +130,7 @@ def verdicts(tidy: pd.DataFrame) -> str:
 def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """What a run is but for its seed: (data set and partition, algorithm and its options, other overrides)."""
     data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
-    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", *WHERE))]
+    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", "test_views", *WHERE))]
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
     return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
 
