@@ -5,11 +5,10 @@ A sweep states its paper's rule: `report: {value: last | mean_of_last(n) | ema(w
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 VIEWS = ("plain", "augmented")
 COLUMNS = {"accuracy": "test_accuracy", "forgetting": "forgetting"}  # metric -> column of rounds.csv
@@ -52,7 +51,7 @@ class Rule:
         if self.value == "best":
             return float(min(values) if metric == "forgetting" else max(values))
         if number := self._argument("n"):
-            return float(np.mean(values[-int(number) :]))
+            return statistics.fmean(values[-int(number) :])
         return ema(values, float(self._argument("w") or 0))
 
     def standard_error(self, values: Sequence[float]) -> float | None:
@@ -65,7 +64,7 @@ class Rule:
         window = values[-NOISE_ROUNDS:]
         if len(window) < 2:
             return None
-        deviation = float(np.std(window, ddof=1))
+        deviation = statistics.stdev(window)
         if number := self._argument("n"):
             return deviation / math.sqrt(min(int(number), len(values)))
         weight = float(self._argument("w") or 0)
@@ -108,8 +107,8 @@ class Noise:
 
 
 def noise(values: Sequence[float], within: Sequence[float | None]) -> Noise:
-    """Of the mean of `values`, one a seed: their standard deviation / sqrt(n); of one seed, its own error `within`."""
+    """The noise of the mean of `values`, one a seed: their standard deviation / sqrt(n); of one seed, its own error `within`."""
     if len(values) > 1:
-        return Noise(float(np.std(values, ddof=1)) / math.sqrt(len(values)), "seeds")
+        return Noise(statistics.stdev(values) / math.sqrt(len(values)), "seeds")
     own = within[0] if len(within) == 1 and len(values) == 1 else None
     return Noise(own, "" if own is None else "last ten rounds of one seed")
