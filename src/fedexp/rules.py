@@ -107,7 +107,9 @@ class Noise:
 
 
 def noise(values: Sequence[float], within: Sequence[float | None]) -> Noise:
-    """The noise of the mean of `values`, one a seed: their standard deviation / sqrt(n); of one seed, its own error `within`."""
+    """The noise of the mean of `values`, one a seed: their standard deviation / sqrt(n).
+
+    Of one seed it is the error `within` its run."""
     if len(values) > 1:
         return Noise(statistics.stdev(values) / math.sqrt(len(values)), "seeds")
     own = within[0] if len(within) == 1 and len(values) == 1 else None
