@@ -17,12 +17,15 @@ from world import CONF
 TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
 
 
-def make_run(folder, overrides, curve, status="completed", forgetting=0.5, **summary):
-    """A run directory with as much as the tables read."""
+def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views=True, **summary):
+    """A run directory with as much as the tables read; views: with an augmented test that comes out the same."""
     directory = folder / f"run{len(list(folder.glob('run*')))}"
     (directory / ".hydra").mkdir(parents=True)
     (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     rounds = {"round": range(len(curve) + 1), "test_accuracy": [0.1, *curve]}
+    rounds["forgetting"] = [None] * (len(curve) > 1) + [None] + [forgetting] * max(len(curve) - 1, 1)
+    if views:
+        rounds |= {f"{name}_augmented": rounds[name] for name in ("test_accuracy", "forgetting")}
     pd.DataFrame(rounds).to_csv(directory / "rounds.csv", index=False)
     algorithm = next((o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg")
     content = {"status": status, "algorithm": algorithm, "dataset": "cifar10", "partition": "p", "rounds": len(curve)}
@@ -44,7 +47,7 @@ def one(table, **wanted):
 def test_mean_and_standard_deviation_beside_the_print(tmp_path):
     """FedNTD Table 8, E=5: FedAvg is printed as 40.14 (0.59). Ours: 39 and 43, mean 41, sd sqrt(8) = 2.83."""
     for seed, accuracy in ((0, 0.39), (1, 0.43)):
-        make_run(tmp_path, [*TABLE8, "algorithm=fedavg", f"seed={seed}"], [0.2, accuracy], forgetting=0.66)
+        make_run(tmp_path, [*TABLE8, "algorithm=fedavg", f"seed={seed}"], [accuracy], forgetting=0.66)
     table = cells(tmp_path, "fedntd_table8")
     row = one(table, setting="E=5", method="FedAvg", metric="accuracy")
     assert (row["n"], row["printed"], row["protocol"], row["verdict"]) == (2, 40.14, "full", "within")
@@ -240,9 +243,11 @@ def test_tables_of_a_named_sweep(tmp_path, capsys):
     text = (folder / "table.md").read_text()
     assert text in capsys.readouterr().out
     assert "50 printed values: 48 not run, 2 within." in text
-    (line,) = [line for line in text.splitlines() if line.startswith("| FedAvg |")]
-    assert "| 41.00* (0.60*) [40.14 (0.59)] |" in line
-    assert "| [34.49 (0.64)] |" in line  # not run
+    ruled, plain = [line for line in text.splitlines() if line.startswith("| FedAvg |")]
+    assert "| 34.40* (0.60*) [40.14 (0.59)] |" in ruled  # 0.6 x 30 + 0.4 x 41; two errors of it are 7.78 points
+    assert "| [34.49 (0.64)] |" in ruled  # not run
+    assert plain == "| FedAvg | 41.00, 35.50 (0.60, 0.60) |"  # the last round; the mean of the last ten, here two
+    assert "Rule: inferred protocol: ema(0.6), augmented test." in text
     tidy = pd.read_csv(folder / "table.csv")
     assert len(tidy) == 50
     assert r"\begin{tabular}" in (folder / "table.tex").read_text()

@@ -13,6 +13,7 @@ import pandas as pd
 from fedexp import compare, files, layout
 from fedexp.arguments import conf_directory
 from fedexp.compare import WHERE, Run, load_jobs, load_runs
+from fedexp.elsewhere import found_for
 from fedexp.errors import ConfigError
 from fedexp.figures.sweep import make_sweep_figures
 from fedexp.sweep import Sweep, cell_of, load_sweep
@@ -78,14 +79,23 @@ def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
     return Tables(means(runs), targets, None)
 
 
+def all_jobs(directory: Path) -> list[Run]:
+    """The jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
+    jobs, sweep = load_jobs(directory), sweep_of(directory)
+    if sweep is None or not compare.printed_cells(sweep):
+        return jobs
+    own = [run.directory for run in jobs if run.finished]
+    return jobs + [Run(f.directory, f.overrides) for f in found_for(sweep, directory.absolute(), conf_directory(), own)]
+
+
 def write_tables(directory: Path) -> list[Path]:
     """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
-    tables = tables_of(directory, load_jobs(directory))
+    tables = tables_of(directory, all_jobs(directory))
     if tables is None:
         return []
     tidy, targets = tables.tidy, tables.targets
     if tables.sweep is not None:
-        parts, head = layout.sections(tidy), heading(tables.sweep, tidy)
+        parts, head = layout.all_sections(tidy), heading(tables.sweep, tidy)
     else:
         head = f"# {directory.name}\n"
         shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
@@ -104,7 +114,9 @@ def write_tables(directory: Path) -> list[Path]:
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     """What the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
-    lines = [f"# {sweep.title}", f"{layout.LEGEND} {compare.TOLERANCES}", verdicts(tidy)]
+    lines = [f"# {sweep.title}", layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}", verdicts(tidy)]
+    if sources := sorted({name for text in tidy["from"] for name in text.split()}):
+        lines.append(f"Counted too are runs that other sweeps have made: {', '.join(f'`{name}`' for name in sources)}.")
     if changes := [text for text in tidy["changes"].unique() if text]:
         lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
     return "\n\n".join(lines) + "\n"
@@ -118,7 +130,7 @@ def verdicts(tidy: pd.DataFrame) -> str:
 def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """What a run is but for its seed: (data set and partition, algorithm and its options, other overrides)."""
     data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
-    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", *WHERE))]
+    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", "test_views", *WHERE))]
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
     return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
 

@@ -64,7 +64,7 @@ def build(config: DictConfig) -> Built:
     made: dict[str, Any] = {}
     for name, (schema, prefix) in parts.items():
         made[name] = _attempt(errors, lambda s=schema, n=name, p=prefix: make(s, values.get(n, {}), p))
-    own = {k: v for k, v in values.items() if k not in (*parts, *GROUPS, *partition_keys(values))}
+    own = {k: v for k, v in values.items() if k not in (*parts, *GROUPS, *partition_keys(values), "expected")}
     made["settings"] = _attempt(errors, lambda: make(Settings, own, ""))
     groups = {}
     for group in GROUPS:

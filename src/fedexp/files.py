@@ -277,3 +277,13 @@ def last_round(directory: Path) -> int | None:
     rows = text[: text.rfind("\n") + 1].splitlines()[1:]
     number = rows[-1].partition(",")[0] if rows else ""
     return int(number) if number.isdecimal() and len(number) < 10 else None
+
+
+def finished_summary(directory: Path) -> dict[str, Any] | None:
+    """The summary of a run that has come to its end; None where there is more to do."""
+    try:
+        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ended = isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
+    return summary if ended else None

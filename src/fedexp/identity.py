@@ -20,7 +20,7 @@ OWN = "fedexp."
 
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
 FREE = (
-    *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices"),
+    *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
     "hardware.jobs_per_gpu",
 )

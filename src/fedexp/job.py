@@ -10,15 +10,17 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from fedexp import checkpoint, console, files, gpus, origin, tree, yaml_files
+from fedexp import checkpoint, console, elsewhere, files, gpus, origin, tree, yaml_files
 from fedexp.arguments import key_of, read_overrides
 from fedexp.build import Built, build, resolve
 from fedexp.checkpoint_form import fits_run
 from fedexp.client_states import choose_place
 from fedexp.cohorts import check_begun
 from fedexp.errors import ConfigError
+from fedexp.expected import data_of
 from fedexp.experiment import Experiment, Stage, State
 from fedexp.explain import PRESETS, list_groups
+from fedexp.files import finished_summary
 from fedexp.hardware import Resolved
 from fedexp.launchers import Place
 from fedexp.links import require_no_way_out
@@ -30,7 +32,7 @@ from fedexp.prepare import Prepared, prepare
 from fedexp.provenance import begin_span, environment
 from fedexp.record import Recorder
 from fedexp.replay import final_tables
-from fedexp.results import draw_missing, finished_summary, result_files, write_results
+from fedexp.results import draw_missing, result_files, write_results
 from fedexp.run import run
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
@@ -65,6 +67,16 @@ def execute(job: Job) -> dict[str, Any]:
         goes_on, summary = find_start(job, built, container)
         if summary is not None:
             return summary
+        if (
+            job.sweep is not None
+            and not goes_on
+            and (other := elsewhere.complete(job.directory, container)) is not None
+        ):
+            elsewhere.note(job.directory, other, job.overrides)
+            log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
+            return finished_summary(other) or {}
+        if job.sweep is not None:
+            (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
         prepared = prepare(built, job.place.cores)
         make_directory(job.directory)
@@ -218,7 +230,7 @@ def conduct(
         )
         if "hint" in summary:
             log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
-        summary["peak_memory"] = peak_memory(hardware.device)
+        summary |= {"data": data_of(experiment), "peak_memory": peak_memory(hardware.device)}
         pictures = write_results(job.directory, state, summary, built.settings.figures)
         for watching in trackers:
             watching.finish(summary, pictures, final_tables(job.directory))

@@ -1,19 +1,23 @@
 """Tables as people read them: laid out like the paper's, in Markdown and LaTeX."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+NO_VIEW = "not judged: no augmented view"
 MARKS = {"within": "*", "failed as printed": "*", "not reached as printed": "*", "outside": "!",
-         "not judged: suspect print": "?", "not judged: reduced protocol": "~"}  # fmt: skip
+         "not judged: suspect print": "?", "not judged: reduced protocol": "~",
+         NO_VIEW: "^"}  # fmt: skip
 LEGEND = (
     "Ours ± standard deviation over seeds (forgetting) [printed (forgetting)]. "
     "`*` within the tolerance of the print, `!` outside, `?` the print cannot be right and is not judged, "
-    "`~` run at another protocol and not judged; without ours: not run."
+    "`~` run at another protocol and not judged, `^` not tested in the view that the paper's rule judges: the plain "
+    "last round stands there and is not judged; without ours: not run."
 )
+PLAIN = "Plain test"
 PER_SECTION = 6  # a table with more columns is cut where the partition changes, as the papers do
 
 
@@ -38,7 +42,8 @@ def both(row: Mapping[str, Any]) -> tuple[str, str]:
     printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"], row["metric"])
     if not row["n"]:
         return "", printed
-    ours = number(row["mean"], row["unit"], row["metric"])
+    value = row["mean"] if row["verdict"] != NO_VIEW else row["plain_last"]
+    ours = number(value, row["unit"], row["metric"])
     if row["diverged"] == row["n"]:
         ours = "failed"
     if row["std"] is not None and row["std"] == row["std"]:
@@ -79,14 +84,46 @@ def setting_parts(setting: str) -> list[str]:
     return [part for part in setting.split("; ") if not part.startswith("threshold")]
 
 
-def sections(table: pd.DataFrame) -> list[Section]:
-    """The tidy table as the paper has it."""
+def plain_cell(group: pd.DataFrame) -> str:
+    """The plain test of a method in a setting: last round, mean of the last ten; forgetting in parentheses."""
+    texts = []
+    for row in group.to_dict("records"):
+        pair = [number(row[name], row["unit"], row["metric"]) for name in ("plain_last", "plain_last10")]
+        texts.append(("({})" if row["metric"] == "forgetting" else "{}").format(", ".join(pair)))
+    return " ".join(texts)
+
+
+def all_sections(table: pd.DataFrame) -> list[Section]:
+    """The tidy table as the paper has it, under the paper's rule; then the plain test and the order of the methods of
+    what was run."""
+    parts = sections(table)
+    known = table[table["plain_last"].notna()]
+    if len(known):
+        told = [f"{part.title}: {PLAIN}".removeprefix(": ") for part in sections(known, plain_cell)]
+        texts = [f"{title}, last round and mean of the last ten" for title in told]
+        parts += [Section(text, part.table) for text, part in zip(texts, sections(known, plain_cell), strict=True)]
+    if len(ordered := orders(table)):
+        parts.append(Section("Order of the methods in each column: Spearman's rho, and swaps beyond noise", ordered))
+    return parts
+
+
+def orders(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each column of the paper's table with enough methods: rho, the verdict, and what it is judged by."""
+    named = table.assign(column=column_names(table))
+    rows = named[named["order_by"].fillna("") != ""].drop_duplicates(["partition", "column", "metric"])
+    names = (rows["partition"] + " " + rows["column"] + " " + rows["metric"]).str.split().str.join(" ")
+    shown = pd.DataFrame({"rho": rows["rho"].map(plain_number), "order": rows["order"], "judged by": rows["order_by"]})
+    return shown.set_axis(names, axis="index")
+
+
+def sections(table: pd.DataFrame, text_of: Callable[[pd.DataFrame], str] = one_cell) -> list[Section]:
+    """The tidy table as the paper has it; text_of: what stands in a cell, from its rows."""
     named = table.assign(column=column_names(table))
     wide = named["column"].nunique() > PER_SECTION and named["partition"].nunique() > 1
     groups = named.groupby("partition", sort=False) if wide else [("", named)]
     found = []
     for title, group in groups:
-        text = {key: one_cell(cells) for key, cells in group.groupby(["method", "column"], sort=False)}
+        text = {key: text_of(cells) for key, cells in group.groupby(["method", "column"], sort=False)}
         methods, columns = group["method"].unique(), group["column"].unique()
         rows = [[text.get((m, c), "") for c in columns] for m in methods]
         found.append(Section(str(title), pd.DataFrame(rows, index=methods, columns=columns)))

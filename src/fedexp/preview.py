@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from fedexp import files
+from fedexp.elsewhere import noted
 from fedexp.identity import run_name
 from fedexp.lock import is_occupied
 from fedexp.metrics.history import later_partitions
@@ -97,10 +98,11 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
 
 
 def status(job: Planned) -> str:
-    """completed, diverged, failed, running, `interrupted at r`, or new."""
+    """completed, diverged, failed, running, `interrupted at r`, or new. A run of another sweep may stand for it."""
     if is_occupied(job.directory):
         return "running"
-    summary, rounds = job.directory / files.SUMMARY, job.directory / files.ROUNDS
+    directory = noted(job.directory) or job.directory
+    summary, rounds = directory / files.SUMMARY, directory / files.ROUNDS
     if summary.exists():
         return str(json.loads(summary.read_text(encoding="utf-8")).get("status"))
     if not rounds.exists():

@@ -78,7 +78,7 @@ def row(directory: Path) -> dict[str, Any]:
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
     """Of each run, the overrides that not all runs on its data set share, without what other columns say."""
     said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
-            "figures", "eval_interval")  # fmt: skip
+            "figures", "eval_interval", "test_views")  # fmt: skip
     own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
     shared: dict[str, set[str]] = {}
     for values, mine in zip(found, own, strict=True):

@@ -19,7 +19,8 @@ from fedexp.explain import list_options
 from fedexp.files import write_atomically
 from fedexp.sweep import Sweep, load_sweep
 
-NUMBERS = ("n", "diverged", "mean", "std", "printed", "printed_std", "difference", "tolerance", "not_shown")
+NUMBERS = ("n", "diverged", "mean", "std", "error", "plain_last", "plain_last10", "plain_error", "printed",
+           "printed_std", "difference", "tolerance", "rho", "not_shown")  # fmt: skip
 HEAD = "<!-- Written by `python -m fedexp.reproduction` from multirun/*/table.csv and docs/reproduction/*.md. -->"
 COLUMNS = ("printed values", "full protocol", "reduced", "seeds", "verdicts", "commits", "hardware")
 HOW = (
@@ -115,7 +116,8 @@ def section(sweep: Sweep, table: pd.DataFrame | None, note: str) -> str:
     else:
         parts.append(f"`sweep={sweep.name}`: {summary(sweep, table)} [The table with every number]({csv_of(sweep)}).")
         if compare.printed_cells(sweep):
-            parts += [f"{layout.LEGEND} {compare.TOLERANCES}", layout.all_markdown(layout.sections(table), level=4)]
+            parts += [layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}"]
+            parts.append(layout.all_markdown(layout.all_sections(table), level=4))
     return "\n\n".join(part.strip() for part in [*parts, text] if part)
 
 

@@ -1,6 +1,5 @@
 """What a run leaves when it is over: pictures, and summary.json last."""
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,16 +44,6 @@ def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
     if lost:
         log.info("%s: %s drawn now", directory, "1 figure is" if lost == 1 else f"{lost} figures are")
         draw(directory, summary)
-
-
-def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run that has come to its end; None where there is more to do."""
-    try:
-        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    ended = isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
-    return summary if ended else None
 
 
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:

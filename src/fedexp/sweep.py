@@ -3,12 +3,12 @@
 A sweep is a list of blocks; a block is a grid: every combination of the values of its axes (`experiment`, `algorithm`
 or any other key of the configuration), with the overrides `with`. Beside each value stand the fields of the printed
 cells that belong to it (columns of fedexp/published/tables.csv), and `measures` says which of our numbers stands beside
-which printed metric.
+which printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.rules).
 """
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from fedexp.errors import ConfigError, nearest
 from fedexp.explain import list_options
 from fedexp.overrides import is_path
+from fedexp.rules import Rule, read_rule
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
 
@@ -68,6 +69,12 @@ class Sweep:
     paper: str  # as in tables.csv
     table: str
     blocks: tuple[Block, ...]
+    rule: Rule = field(default_factory=Rule)
+
+    @property
+    def common(self) -> list[str]:
+        """Overrides of all its jobs that give the rule its view; a run without them is still one of the sweep."""
+        return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
 
 
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
@@ -82,7 +89,8 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         text = paths[0].read_text(encoding="utf-8")
         spec = yaml.safe_load(text)
         blocks = tuple(read_block(block) for block in spec["blocks"])
-        return Sweep(name, text.splitlines()[0].lstrip("# "), str(spec["paper"]), str(spec["table"]), blocks)
+        title, rule = text.splitlines()[0].lstrip("# "), read_rule(spec.get("report", {}))
+        return Sweep(name, title, str(spec["paper"]), str(spec["table"]), blocks, rule)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
 
@@ -110,6 +118,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     keys = {key for block in sweep.blocks for key in block.axes}
     given = {key: value.split(",") for key, _, value in (o.partition("=") for o in overrides) if key in keys}
     others = [o for o in overrides if o.partition("=")[0] not in given]
+    others += [o for o in sweep.common if not any(each.startswith(o.partition("[")[0]) for each in overrides)]
     lists = [[*block.arguments(), *others] for old in sweep.blocks if (block := old.restricted(given))]
     for key, values in given.items():
         new = [v for v in values if not any(v in block.axes.get(key, ()) for block in sweep.blocks)]
@@ -152,7 +161,7 @@ def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     harmless = ("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "checkpoint_interval", "profile",
-                "forgetting_metric", "targets", "target_fractions", "hydra", "dataset.url")  # fmt: skip
+                "forgetting_metric", "targets", "target_fractions", "hydra", "dataset.url", "test_views")  # fmt: skip
     return [
         text
         for text in overrides

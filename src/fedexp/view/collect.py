@@ -360,7 +360,7 @@ def tables(directory: Path, runs: list[Run]) -> dict[str, Any] | None:
     for (method, column), group in named.groupby(["method", "column"], sort=False):
         cells.setdefault(str(method), {})[str(column)] = [cell(row) for row in group.to_dict("records")]  # type: ignore[arg-type]
     return common | {
-        "caption": f"{aggregate.verdicts(found.tidy)} {compare.TOLERANCES}",
+        "caption": f"{aggregate.verdicts(found.tidy)} Rule: {found.sweep.rule}. {compare.TOLERANCES}",
         "columns": [str(name) for name in named["column"].unique()],
         "cells": cells,
     }

@@ -1,0 +1,124 @@
+"""Verdicts: whether a value lies within the tolerance of the print, and whether the methods stand in its order."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+# How far from the printed value is still "within": a fraction of the unit, or of the printed value (rounds, ratios).
+ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
+FORGETTING, RELATIVE = 0.05, 0.25
+NO_VIEW = "not judged: no {} view"
+TOLERANCES = (
+    f"Within: accuracy by {ABSOLUTE['percent']:g} points, two printed standard deviations or two standard errors of "
+    f"ours, whichever is most; forgetting and alignment by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}, or "
+    "two standard errors. A standard error is taken from the seeds or, where there is one, from the last ten rounds."
+)
+COLUMN = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "metric")
+
+
+def tolerance(row: Mapping[str, str], error: float | None = None) -> float:
+    """How far ours may lie from a printed value, in its unit; error: the standard error of ours, in the same."""
+    noise = 2 * (error or 0.0)
+    if row["unit"] in ("rounds", "ratio"):
+        return max(RELATIVE * float(row["value"]), noise)
+    least = FORGETTING if row["metric"] in ("forgetting", "alignment") else ABSOLUTE[row["unit"]]
+    return max(least, 2 * float(row["std"] or 0), noise)
+
+
+def verdict(
+    row: Mapping[str, str],
+    diverged: list[bool],
+    there: int,
+    never: int,
+    difference: float | None,
+    within: float | None,
+    reduced: bool,
+    missing_view: str = "",
+) -> str:
+    """within | outside | failed as printed | not reached as printed | not run | not judged: <why>.
+
+    diverged: of each run; there, never: how many runs have a number, and how many never reach their target; within:
+    the tolerance; missing_view: the view of the rule where the runs were not tested through it."""
+    if not diverged:
+        return "not run"
+    if reduced:
+        return "not judged: reduced protocol"
+    if row["note"].startswith("suspect"):
+        return "not judged: suspect print"
+    if row["note"].startswith("failed"):
+        return "failed as printed" if all(diverged) else "outside"
+    if all(diverged):
+        return "outside"
+    if missing_view:
+        return NO_VIEW.format(missing_view)
+    if there and never:
+        return f"not judged: reached by {there} of {there + never}"
+    if row["note"] == "not_reached" and (there or never):
+        return "not reached as printed" if never else "outside"
+    if never:
+        return "outside"
+    if difference is None or within is None:
+        return "not judged: no number"
+    return "within" if abs(difference) <= within else "outside"
+
+
+def with_order(tidy: pd.DataFrame) -> pd.DataFrame:
+    """The tidy table with `rho`, `order` and `order_by`: of every column of the paper's table, the verdict on the order
+    of its methods. Only runs at the full protocol and prints that are not suspect take part."""
+    found = pd.DataFrame({"rho": None, "order": "", "order_by": ""}, index=tidy.index, dtype=object)
+    fit = (tidy["protocol"] == "full") & tidy["printed"].notna() & ~tidy["note"].str.startswith(("suspect", "failed"))
+    for _, column in tidy[fit].groupby(list(COLUMN), sort=False):
+        for key, value in order(column).items():
+            found.loc[column.index, key] = value
+    return tidy.assign(rho=found["rho"].astype(float), order=found["order"], order_by=found["order_by"])
+
+
+def order(column: pd.DataFrame) -> dict[str, Any]:
+    """Spearman's rho between ours and the print, and what is swapped beyond noise, in one column of a table.
+
+    Ours is the value under the paper's rule where all methods have it; else, of all of them, the mean of the last ten
+    rounds of the plain test. rho needs three methods."""
+    ruled = bool(column["mean"].notna().all())
+    ours, error = ("mean", "error") if ruled else ("plain_last10", "plain_error")
+    known = column.dropna(subset=ours)
+    if len(known) < 3:
+        return {"rho": None, "order": f"not judged: {len(known)} of 3 methods", "order_by": ""}
+    swaps = swapped(known.rename(columns={ours: "ours", error: "ours_error"}, errors="raise"))
+    return {
+        "rho": spearman(known[ours], known["printed"]),
+        "order": f"swapped: {'; '.join(swaps)}" if swaps else "no swap beyond noise",
+        "order_by": str(known["rule"].iloc[0]) if ruled else "mean_of_last(10), plain test",
+    }
+
+
+def spearman(first: pd.Series, second: pd.Series) -> float | None:
+    """Spearman's rank correlation: Pearson's of the ranks, equal values sharing their mean rank; None where all values
+    of a side are equal."""
+    ranks, others = first.rank(), second.rank()
+    spread = float(ranks.std(ddof=0) * others.std(ddof=0))
+    if not spread:
+        return None
+    return float(((ranks - ranks.mean()) * (others - others.mean())).mean()) / spread
+
+
+def swapped(methods: pd.DataFrame) -> list[str]:
+    """Pairs that stand the other way round than printed, both here and there by more than two standard errors of the
+    difference. Where ours has no error known, nothing can be said; where the print has none, its difference counts.
+
+    methods: columns method, ours, ours_error, printed, printed_std."""
+    rows, found = methods.to_dict("records"), []
+    for i, one in enumerate(rows):
+        for other in rows[i + 1 :]:
+            high, low = (one, other) if one["ours"] > other["ours"] else (other, one)
+            ours, printed = high["ours"] - low["ours"], low["printed"] - high["printed"]
+            noise = 2 * math.hypot(*(math.inf if missing(r["ours_error"]) else r["ours_error"] for r in (high, low)))
+            spread = 2 * math.hypot(*(0.0 if missing(r["printed_std"]) else r["printed_std"] for r in (high, low)))
+            if ours > noise and printed > spread:
+                found.append(f"{high['method']} above {low['method']}")
+    return found
+
+
+def missing(value: float | None) -> bool:
+    return value is None or value != value

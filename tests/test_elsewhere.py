@@ -1,0 +1,118 @@
+"""A run that one sweep has made counts in the tables of others, and its job is not run again."""
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedexp import cli, elsewhere
+from fedexp.aggregate import mark, write_tables
+from fedexp.build import resolve
+from fedexp.compare import load_jobs
+from fedexp.elsewhere import alike, complete, exact, finished_runs
+from fedexp.preview import plan, status
+from test_compare import make_run, one
+from world import CONF, composed
+
+
+def make(folder, overrides, accuracy, choices, **changes):
+    """A finished run of a composed configuration."""
+    make_run(folder, overrides, [accuracy], seed=0)
+    directory = max(folder.glob("run*"))
+    config = resolve(composed(*overrides)) | {"choices": choices} | changes
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    return directory
+
+
+CIFAR = ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"]
+CHOICES = {"dataset": "cifar10", "algorithm": "fedavg"}
+
+
+def table10(folder):
+    """FedNTD Table 10 (participation): its R=0.1 is Table 1's setting."""
+    write_tables(folder)
+    return pd.read_csv(folder / "table.csv", keep_default_na=False)
+
+
+def test_a_run_of_another_table_counts(tmp_path):
+    """Table 1's run with seed 0 and Table 8's of E=5 with seed 1 are both runs of Table 10 at R=0.1; the second run
+    with seed 0, in Table 8, is not counted again, and one of another learning rate not at all."""
+    multirun = tmp_path / "multirun"
+    make(multirun / "fedntd_table1", [*CIFAR, "data_dir=/somewhere"], 0.40, CHOICES)
+    make(multirun / "fedntd_table8", [*CIFAR, "local.epochs=5", "seed=0"], 0.90, CHOICES)
+    make(multirun / "fedntd_table8", [*CIFAR, "local.epochs=5", "seed=1", "hardware.precision=bf16"], 0.42, CHOICES)
+    make(multirun / "fedntd_table8", [*CIFAR, "seed=2", "local.lr=0.5"], 0.9, CHOICES)
+    mark(multirun / "fedntd_table10", "fedntd_table10")
+    table = table10(multirun / "fedntd_table10")
+    row = one(table, setting="R=0.1", method="FedAvg", metric="accuracy")
+    assert (row["n"], float(row["mean"]), row["protocol"]) == (2, pytest.approx(41), "full")
+    assert row["from"] == "fedntd_table1 fedntd_table8"
+    assert "other sweeps have made: `fedntd_table1`, `fedntd_table8`." in (
+        multirun / "fedntd_table10" / "table.md"
+    ).read_text(encoding="utf-8")
+    assert (table["n"] > 0).sum() == 2  # accuracy and forgetting
+    # A run of its own comes first.
+    make(multirun / "fedntd_table10", [*CIFAR, "participation=0.1", "seed=0"], 0.30, CHOICES)
+    row = one(table10(multirun / "fedntd_table10"), setting="R=0.1", method="FedAvg", metric="accuracy")
+    assert (row["n"], float(row["mean"]), row["from"]) == (2, pytest.approx(36), "fedntd_table8")
+
+
+def test_only_below_a_multirun_directory(tmp_path):
+    make(tmp_path / "other" / "fedntd_table1", CIFAR, 0.4, CHOICES)
+    assert list(finished_runs(tmp_path / "other" / "fedntd_table10")) == []
+    make(tmp_path / "multirun" / "deeper" / "s", CIFAR, 0.4, CHOICES)
+    assert len(list(finished_runs(tmp_path / "multirun" / "fedntd_table10"))) == 1
+
+
+def test_what_makes_two_runs_the_same():
+    def keys(*overrides):
+        config = resolve(composed(*CIFAR, *overrides))
+        return exact(config), alike(config)
+
+    base = keys()
+    assert keys("tracker=none", "data_dir=/elsewhere") == base
+    for other in ("seed=1", "hardware.precision=bf16"):
+        assert keys(other)[0] != base[0]
+        assert keys(other)[1] == base[1]
+    assert keys("rounds=5")[1] != base[1]
+
+
+def test_a_failed_or_unfinished_run_stands_for_nothing(tmp_path):
+    folder = tmp_path / "multirun" / "a"
+    directory, config = make(folder, CIFAR, 0.4, CHOICES), resolve(composed(*CIFAR))
+    job = tmp_path / "multirun" / "b" / "job"
+    assert complete(job, config) == directory
+    (directory / "summary.json").write_text(json.dumps({"status": "failed"}))
+    assert complete(job, config) is None
+    (directory / "summary.json").unlink()
+    assert complete(job, config) is None
+
+
+@pytest.mark.slow  # two sweeps of small runs
+def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch, capsys, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
+    small += ["hardware.engine=sequential", "hardware.threads=1"]
+    assert cli.answer(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"], cli.nullcontext()) == 0
+    capsys.readouterr()
+    again = ["--multirun", *small, "seed=0,1", "hydra.sweep.dir=multirun/b"]
+    assert cli.answer(again, cli.nullcontext()) == 0
+    (first,) = (tmp_path / "multirun" / "a").glob("digits_*")
+    job = tmp_path / "multirun" / "b" / first.name
+    assert sorted(path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name) == [elsewhere.NOTE]
+    assert "counted, not run again" in capsys.readouterr().err
+    runs = load_jobs(tmp_path / "multirun" / "b")
+    assert [run.finished for run in runs] == [True, True]
+    assert {run.directory for run in runs} == {first, *(path for path in job.parent.glob("digits_*") if path != job)}
+    table = pd.read_csv(tmp_path / "multirun" / "b" / "table.csv")
+    assert table["n"].tolist() == [2]
+    jobs = plan([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], CONF, [])
+    assert status(jobs[0]) == "completed"
+    # Once that run is gone the job is one again.
+    (first / "summary.json").unlink()
+    assert status(jobs[0]) == "new"
+    assert cli.answer(again, cli.nullcontext()) == 0
+    assert (job / "summary.json").exists()
+    assert not (job / elsewhere.NOTE).exists()

@@ -1,0 +1,75 @@
+"""The data of an experiment against those of a run."""
+
+import json
+
+import pytest
+
+from fedexp import cli
+from fedexp.compare import cells, load_jobs
+from fedexp.expected import WORDS, expected, other_data
+from fedexp.explain import list_options
+from fedexp.sweep import load_sweep
+from test_compare import TABLE8, make_run, one
+from world import CONF, composed
+
+CIFAR = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
+
+
+@pytest.mark.parametrize("name", list_options("experiment", [CONF]))
+def test_each_experiment_states_its_data(name):
+    numbers = expected(name)
+    assert list(numbers) == list(WORDS)
+    text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert f"num_clients: {numbers['clients']}\n" in text
+    assert numbers["classes"] is not None
+
+
+def test_expected_numbers_do_not_decide_a_run():
+    from fedexp.identity import essential
+
+    assert "expected" not in {key.partition(".")[0] for key in essential({"expected": CIFAR, "rounds": 2})}
+    assert composed("experiment=fedntd/cifar10_s2").expected == CIFAR
+
+
+def test_other_data_are_named():
+    here = ["experiment=fedntd/cifar10_s2"]
+    assert other_data({"data": CIFAR}, here) == []
+    assert other_data({}, here) == []  # an old summary
+    assert other_data({"data": CIFAR | {"train": 49_960}}, here) == []  # rounding: less than one in a thousand
+    assert other_data({"data": CIFAR | {"train": 5_000, "classes": 9}}, here) == [
+        "data: 5,000 training examples, not 50,000",
+        "data: 9 classes, not 10",
+    ]
+    assert other_data({"data": CIFAR | {"clients": 20}}, [*here, "num_clients=20"]) == []
+    assert other_data({"data": CIFAR | {"clients": 1}}, here) == []  # centralised
+    assert other_data({"data": CIFAR}, ["experiment=mine/own"]) == []
+
+
+def test_thucnews_with_20000_titles_is_not_that_of_the_paper():
+    bundled = {"train": 9_000, "test": 9_000, "classes": 9, "clients": 100}
+    assert other_data({"data": bundled}, ["experiment=cfed/text_class"]) == [
+        "data: 9,000 training examples, not 502,180",
+        "data: 9,000 test examples, not 143,480",
+    ]
+
+
+def test_other_data_under_the_same_name_are_reduced(tmp_path):
+    sweep = load_sweep("fedntd_table8", [CONF])
+    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4], data=CIFAR | {"train": 5_000})
+    row = one(cells(sweep, load_jobs(tmp_path)), setting="E=5", method="FedAvg", metric="accuracy")
+    assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")
+    assert row["changes"] == "data: 5,000 training examples, not 50,000"
+    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4], data=CIFAR)
+    row = one(cells(sweep, load_jobs(tmp_path)), setting="E=5", method="FedAvg", metric="accuracy")
+    assert (row["protocol"], row["verdict"], row["not_shown"]) == ("full", "within", 1)
+
+
+def test_a_run_notes_its_data(tmp_path, monkeypatch):
+    """digits: 1,437 + 360 images of ten classes."""
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    monkeypatch.chdir(tmp_path)
+    small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
+    small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.run.dir=run"]
+    assert cli.answer(small, cli.nullcontext()) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["data"] == {"train": 1437, "test": 360, "classes": 10, "clients": 4}

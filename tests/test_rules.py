@@ -1,0 +1,206 @@
+"""Reporting rules, noise, and the order of methods, by numbers worked by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from fedexp.compare import Run, cells, load_jobs
+from fedexp.explain import list_options
+from fedexp.judge import order, spearman, swapped, tolerance
+from fedexp.rules import Rule, ema, noise
+from fedexp.sweep import launches, load_sweep, protocol_of
+from test_compare import TABLE8, make_run, one
+from world import CONF
+
+ROOT = Path(__file__).parents[1]
+NOTES = ROOT / "docs" / "reproduction"
+
+
+def test_exponential_moving_average():
+    """0.6 and 0.4 on 1, 0, 2: 1, then 0.6, then 0.36 + 0.8 = 1.16. The other reading: 1, 0.4, 0.16 + 1.2 = 1.36."""
+    assert ema([1.0], 0.6) == 1
+    assert ema([1.0, 0.0], 0.6) == pytest.approx(0.6)
+    assert ema([1.0, 0.0, 2.0], 0.6) == pytest.approx(1.16)
+    assert ema([1.0, 0.0, 2.0], 0.4) == pytest.approx(1.36)
+    values = np.random.default_rng(0).random(50)
+    weights = 0.4 * 0.6 ** np.arange(49)[::-1]  # of x_2, ..., x_50; x_1 has what is left, 0.6^49
+    assert ema(values.tolist(), 0.6) == pytest.approx(0.6**49 * values[0] + weights @ values[1:], abs=1e-14)
+
+
+def test_what_the_two_readings_of_the_weight_differ_by():
+    """The numbers of the docstring of `ema`, from the committed runs."""
+    runs = yaml.safe_load((NOTES / "runs.yaml").read_text(encoding="utf-8"))["fedntd_table1"]
+    plain = [run for run in runs if run["rounds"].endswith("_rounds.csv")][:24]
+    differences = []
+    for run in plain:
+        table = pd.read_csv(NOTES / run["rounds"]).query("round >= 1")
+        curves = [table[name].dropna().tolist() for name in ("test_accuracy", "forgetting")]
+        differences.append([abs(ema(curve, 0.6) - ema(curve, 0.4)) for curve in curves])
+    accuracy, forgetting = np.array(differences).T
+    assert (100 * accuracy.mean(), 100 * accuracy.max()) == pytest.approx((0.7, 3.2), abs=0.05)
+    assert (forgetting.mean(), forgetting.max()) == pytest.approx((0.007, 0.032), abs=0.0005)
+
+
+@pytest.mark.parametrize(
+    ("value", "accuracy", "forgetting"),
+    [("last", 0.3, 0.4), ("best", 0.5, 0.1), ("mean_of_last(2)", 0.4, 0.25), ("mean_of_last(10)", 0.3, 0.3)],
+)
+def test_what_each_rule_reports(value, accuracy, forgetting):
+    """Accuracies 0.1, 0.5, 0.3; forgetting 0.4, 0.1, 0.4."""
+    rule = Rule(value)
+    assert rule.reported([0.1, 0.5, 0.3], "accuracy") == pytest.approx(accuracy)
+    assert rule.reported([0.4, 0.1, 0.4], "forgetting") == pytest.approx(forgetting)
+    assert rule.reported([], "accuracy") is None
+
+
+@pytest.mark.parametrize("value", ["ema", "ema(1)", "ema(1.5)", "mean_of_last(0)", "mean_of_last", "median"])
+def test_rules_that_are_none(value):
+    with pytest.raises(ValueError, match=r"report\.value="):
+        Rule(value)
+
+
+def test_an_unknown_view():
+    with pytest.raises(ValueError, match=r"report\.view=mirrored"):
+        Rule("last", "mirrored")
+
+
+def test_standard_error_of_a_reported_number():
+    """The last ten rounds are 1 and 3 in turn: s = sqrt(10/9) = 1.0541. One round varies by s, the mean of ten by
+    s / sqrt(10) = 1/3, EMA(0.6) by s sqrt(0.4 / 1.6) = s / 2. What was before the last ten does not count."""
+    values = [100.0] + [1.0, 3.0] * 5
+    s = math.sqrt(10 / 9)
+    assert Rule("last").standard_error(values) == pytest.approx(s)
+    assert Rule("best").standard_error(values) == pytest.approx(s)
+    assert Rule("mean_of_last(10)").standard_error(values) == pytest.approx(1 / 3)
+    assert Rule("ema(0.6)").standard_error(values) == pytest.approx(s / 2)
+    assert Rule("last").standard_error([1.0]) is None
+
+
+def test_the_error_of_an_average_of_independent_rounds():
+    """Drawn: the standard deviation of EMA(0.6) over 4,000 runs of 40 independent rounds is half of that of a round."""
+    drawn = np.random.default_rng(1).standard_normal((4000, 40))
+    assert np.std([ema(row.tolist(), 0.6) for row in drawn]) == pytest.approx(0.5, rel=0.05)
+
+
+def test_noise_from_seeds_or_from_one_run():
+    """Seeds 0.4, 0.5, 0.6: s = 0.1, so 0.1 / sqrt(3)."""
+    found = noise([0.4, 0.5, 0.6], [9.0, 9.0, 9.0])
+    assert (found.error, found.source) == (pytest.approx(0.1 / math.sqrt(3)), "seeds")
+    assert noise([0.4], [0.02]) == noise([0.5], [0.02])
+    assert noise([0.4], [0.02]).source == "last ten rounds of one seed"
+    assert (noise([0.4], [None]).error, noise([], []).source) == (None, "")
+
+
+def test_noise_is_part_of_the_tolerance():
+    accuracy = {"unit": "percent", "metric": "accuracy", "value": "40", "std": ""}
+    assert [tolerance(accuracy, error) for error in (None, 0.9, 1.5)] == [2.0, 2.0, 3.0]
+    assert [tolerance(accuracy | {"std": "1.4"}, error) for error in (None, 1.3, 1.5)] == [2.8, 2.8, 3.0]
+    lost = {"unit": "fraction", "metric": "forgetting", "value": "0.4", "std": ""}
+    assert [tolerance(lost, error) for error in (None, 0.02, 0.04)] == [0.05, 0.05, 0.08]
+    rounds = {"unit": "rounds", "metric": "rounds_to_A", "value": "100", "std": ""}
+    assert [tolerance(rounds, error) for error in (None, 10.0, 20.0)] == [25.0, 25.0, 40.0]
+
+
+def test_spearman_s_rho():
+    """Ranks 1..5 against 2, 1, 4, 3, 5: d = 1, 1, 1, 1, 0, so rho = 1 - 6 x 4 / (5 x 24) = 0.8. With a tie, 1, 2.5,
+    2.5, 4 against 1..4: covariance 4.5, variances 4.5 and 5, so 4.5 / sqrt(22.5) = 0.9487."""
+    printed = pd.Series([10.0, 20.0, 30.0, 40.0, 50.0])
+    assert spearman(pd.Series([2.0, 1.0, 4.0, 3.0, 5.0]), printed) == pytest.approx(0.8)
+    assert spearman(printed**3, printed) == pytest.approx(1)
+    assert spearman(-printed, printed) == pytest.approx(-1)
+    assert spearman(pd.Series([1.0, 2.0, 2.0, 9.0]), printed[:4]) == pytest.approx(4.5 / math.sqrt(22.5))
+    assert spearman(pd.Series([1.0, 1.0, 1.0]), printed[:3]) is None
+
+
+def column(ours, errors, printed, stds):
+    names = {"method": ["A", "B", "C"], "ours": ours, "ours_error": errors, "printed": printed, "printed_std": stds}
+    return pd.DataFrame(names)
+
+
+def test_swaps_beyond_noise_are_named():
+    """Printed A 50 > B 40 > C 38. Ours B 46 > A 42: 4 apart, noise 2 sqrt(1 + 1) = 2.83, so swapped; with errors of
+    1.5 each it is 4.24 and nothing can be said. C above B by 1 where the print has 2 between: within noise."""
+    printed, none = [50.0, 40.0, 38.0], [None] * 3
+    assert swapped(column([42.0, 46.0, 30.0], [1.0, 1.0, 1.0], printed, none)) == ["B above A"]
+    assert swapped(column([42.0, 46.0, 30.0], [1.5, 1.5, 1.5], printed, none)) == []
+    assert swapped(column([60.0, 46.0, 47.0], [1.0, 1.0, 1.0], printed, none)) == []
+    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, none)) == ["C above B"]
+    # The print's own standard deviations, 1 each: 2 apart is less than 2 sqrt(2).
+    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, [1.0, 1.0, 1.0])) == []
+    assert swapped(column([42.0, 46.0, 30.0], [None, 1.0, 1.0], printed, none)) == []
+
+
+def tidy(mean, last10):
+    table = {"method": ["A", "B", "C"], "mean": mean, "error": [0.1] * 3, "plain_last10": last10}
+    table |= {"plain_error": [0.1] * 3, "printed": [3.0, 2.0, 1.0], "printed_std": [None] * 3, "rule": ["the rule"] * 3}
+    return pd.DataFrame(table)
+
+
+def test_the_order_of_a_column():
+    """By the paper's rule where all have it; else by the plain test, for all; not with two methods."""
+    ruled = order(tidy([9.0, 8.0, 7.0], [1.0, 2.0, 3.0]))
+    assert ruled == {"rho": pytest.approx(1), "order": "no swap beyond noise", "order_by": "the rule"}
+    plain = order(tidy([9.0, None, 7.0], [1.0, 2.0, 3.0]))
+    assert (plain["rho"], plain["order_by"]) == (pytest.approx(-1), "mean_of_last(10), plain test")
+    assert plain["order"] == "swapped: B above A; C above A; C above B"
+    assert order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
+
+
+# --- sweeps
+
+
+@pytest.mark.parametrize("name", list_options("sweep", [CONF]))
+def test_every_sweep_states_its_rule(name):
+    """All of FedNTD's the same one, with both views tested; a run without them is still at the sweep's protocol."""
+    sweep = load_sweep(name, [CONF])
+    inferred = Rule("ema(0.6)", "augmented", "inferred protocol")
+    assert sweep.rule == (inferred if sweep.paper == "FedNTD" else Rule("last", "plain"))
+    views = ["test_views=[plain,augmented]"] if sweep.paper == "FedNTD" else []
+    assert sweep.common == views
+    assert all([o for o in each if o.startswith("test_views")] == views for each in launches(sweep, []))
+    asked = ["test_views=[plain]"]
+    assert all([o for o in each if o.startswith("test_views")] == asked for each in launches(sweep, asked))
+    assert protocol_of(sweep, views) == []
+
+
+def table8(folder):
+    return one(cells(load_sweep("fedntd_table8", [CONF]), load_jobs(folder)), setting="E=5", method="FedAvg",
+               metric="accuracy")  # fmt: skip
+
+
+def test_a_run_without_the_view_is_not_judged(tmp_path):
+    """Printed 40.14; plain 40 then 42, so nothing but the plain values stands there."""
+    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4, 0.42], views=False)
+    row = table8(tmp_path)
+    assert (row["verdict"], row["rule"]) == (
+        "not judged: no augmented view",
+        "inferred protocol: ema(0.6), augmented test",
+    )
+    assert pd.isna(row["mean"])
+    assert (row["plain_last"], row["plain_last10"]) == pytest.approx((42, 41))
+    make_run(tmp_path, [*TABLE8, "algorithm=fedavg", "seed=1"], [0.4])  # a seed that has the view
+    row = table8(tmp_path)
+    assert (row["verdict"], row["n"], row["mean"], row["not_shown"]) == ("within", 1, 40, 1)
+
+
+def test_one_seed_s_noise_widens_the_tolerance(tmp_path):
+    """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, its error s / 2 = 0.0707, so a tolerance of 14.14 points."""
+    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.3, 0.5])
+    row = table8(tmp_path)
+    assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx((38, 5 * 2**0.5, 10 * 2**0.5))
+    assert (row["error_from"], row["verdict"]) == ("last ten rounds of one seed", "within")
+
+
+def test_released_code_stands_beside_the_print(tmp_path):
+    table = cells(load_sweep("fedntd_table1", [CONF]), [])
+    cell = one(table, dataset="MNIST", partition_param="s=2", method="FedAvg", metric="accuracy")
+    assert cell["released"] == "84.5 (plain test, round 110 of 200, seed 1)"
+    assert (table["released"] != "").sum() == 2
+
+
+def test_a_run_without_rounds_has_no_values(tmp_path):
+    assert Run(tmp_path).values(Rule(), "accuracy") == []
