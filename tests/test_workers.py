@@ -133,7 +133,6 @@ def test_the_number_of_workers_changes_no_bit(count):
     torch.testing.assert_close((actual.messages, actual.losses), (expected.messages, expected.losses), rtol=0, atol=0)
 
 
-@pytest.mark.slow
 def test_modules_of_the_current_directory_are_not_imported(tmp_path, monkeypatch):
     for name in ("fedexp", "random", "torch"):
         (tmp_path / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
@@ -143,6 +142,7 @@ def test_modules_of_the_current_directory_are_not_imported(tmp_path, monkeypatch
     assert not (tmp_path / "stolen").exists()
 
 
+@pytest.mark.slow
 def test_workers_can_vectorise_their_shares():
     expected = train(Sequential(), FedAvg())[1]
     actual = train(Workers(Vectorised(None), [PROCESS] * 2, share=True), FedAvg())[1]

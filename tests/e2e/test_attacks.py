@@ -162,14 +162,18 @@ def test_links_that_stay_inside_and_folders_of_editors_do_not_stop_a_run(fedexp,
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
-    [("clients", {"../../../mine/1": 1}, "do not name the state"), ("lengths", {"../mine/thesis.txt": 1}, "no file")],
+    [
+        ("clients", {"../../../mine/1": 1}, "do not name the state"),
+        ("lengths", {"../mine/thesis.txt": 1}, "is not a file of the run"),
+    ],
 )
 def test_a_path_in_a_checkpoint_is_damage(fedexp, theirs, mine, key, value, said):
+    torch.save({}, mine / "1.1.pt")  # whole, so that only its place is wrong
     state = torch.load(theirs / files.CHECKPOINT, weights_only=True)
     torch.save(state | {key: value}, theirs / files.CHECKPOINT)
     (theirs / files.PREVIOUS).unlink(missing_ok=True)
     before = contents(mine)
-    refused(fedexp("resume=theirs"), "no checkpoint is whole")
+    refused(fedexp("resume=theirs"), said, "no checkpoint is whole")
     assert contents(mine) == before
 
 
