@@ -47,6 +47,7 @@ class Experiment:
     initial: Params  # the initial global model, with what the algorithm trains beside it
     initial_buffers: Params  # its running statistics
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
+    left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
 
     @property
     def rounds(self) -> int:

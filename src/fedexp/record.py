@@ -217,6 +217,7 @@ class Recorder:
             **({"alignment": state.alignment} if state.alignment else {}),
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
             "rounds": state.round,
+            **({"left_out": self.experiment.left_out} if self.experiment.left_out else {}),
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,

@@ -67,6 +67,7 @@ class FedAvg:
     scenarios: ClassVar[tuple[str, ...]] = ("none", "class_incremental", "domain_incremental")  # that it is defined for
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
     trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics
+    must_train: ClassVar[tuple[str, ...]] = ()  # names of parameters that it treats apart, so they cannot be frozen
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
 
     paradigm: str = "federated"  # or centralized: one client holds all training data
