@@ -115,19 +115,25 @@ def test_order_of_classes_can_be_given(tmp_path):
 
 
 def test_files_of_cfeds_code(tmp_path):
-    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; the eval files are not used."""
+    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; the eval files belong to the training data."""
     folder = write(tmp_path)
     for k in range(3):
         for split in ("train", "eval", "test"):
             content = f'0,1,2\n"{split[1]}\n","　b",{k}\n'
             (folder / f"news_{split}_classIL{k + 1}.csv").write_text(content, encoding="utf-8")
     data = dataset(tmp_path).load()
-    assert decoded(data, data.x_train) == ["rb__"] * 3
+    assert decoded(data, data.x_train) == ["rb__"] * 3 + ["vb__"] * 3
     assert decoded(data, data.x_test) == ["?b__"] * 3
-    assert data.y_train.tolist() == data.y_test.tolist() == [0, 1, 2]
+    assert data.y_train.tolist() == [0, 1, 2] * 2
+    assert data.y_test.tolist() == [0, 1, 2]
     for split in ("train", "test"):
         (folder / f"news_{split}_domainIL.csv").write_text(",0,1,2\n5,b,,0\n", encoding="utf-8")
-    assert len(dataset(tmp_path).load().x_train) == 3  # of classIL alone: the two overlap
+    assert len(dataset(tmp_path).load().x_train) == 6  # of classIL alone: the two overlap
+    assert len(dataset(tmp_path, layout="class_il").load().x_train) == 6
+    assert len(dataset(tmp_path, layout="domain_il").load().x_train) == 1
+    for layout, message in (("csv", r"dataset.layout=csv: .*news has no train.csv"), ("xml", "dataset.layout=xml")):
+        with pytest.raises(ConfigError, match=message):
+            dataset(tmp_path, layout=layout).load()
     for path in folder.glob("*classIL*"):
         path.unlink()
     data = dataset(tmp_path).load()
