@@ -73,17 +73,18 @@ class Row:
 
 
 CFED = dict(lambda_d=0.5, temperature=2.0, review_fraction=0.4, server_distillation=False, server_batch_size=2)
-DMC = dict(targets="split", student="initial", epochs_factor=2, rate_factor=2.0, whole_set=False)
-DMC_OTHER = dict(targets="added", student="global", epochs_factor=1)
+DMC = dict(targets="split", student="initial", new_model="initial", epochs_factor=2, rate_factor=2.0, whole_set=False)
+DMC_OTHER = dict(targets="added", student="global", new_model="old", epochs_factor=1)
 ROWS = [
     Row(FedLwF, dict(lambda_d=0.5, temperature=2.0), zero=dict(lambda_d=0.0)),
-    Row(FedEWC, dict(lambda_=10.0), zero=dict(lambda_=0.0)),
+    Row(FedEWC, dict(lambda_=10.0, fisher="old_tasks"), zero=dict(lambda_=0.0), other=dict(fisher="released")),
+    Row(FedEWC, dict(lambda_=10.0, fisher="released"), zero=dict(lambda_=0.0), other=dict(fisher="old_tasks")),
     Row(FedMultiHead),
     Row(CFeD, CFED, zero=dict(review_fraction=0.0), other=dict(review_fraction=1.0), silent=("server_batch_size",)),
     Row(CFeD, CFED | dict(server_distillation=True), other=dict(review_fraction=1.0, server_batch_size=1)),
     Row(FedDMC, DMC, other=DMC_OTHER),
     Row(FedDMC, DMC | dict(targets="added", student="global", whole_set=True),
-        other=dict(targets="split", student="initial", epochs_factor=1)),
+        other=dict(targets="split", student="initial", new_model="old", epochs_factor=1)),
 ]  # fmt: skip
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
@@ -167,7 +168,7 @@ def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
 
 def training_calls(row):
     """How often the engine trains in rounds 1 to 3: twice where there are two roles or exchanges, and the survey."""
-    if row.cls is FedEWC:
+    if row.live.get("fisher") == "old_tasks":
         return 3 + 2  # four clients, three at a time
     return 3 + (row.cls in (CFeD, FedDMC))
 
@@ -296,7 +297,7 @@ def test_cfed_round_by_hand():
 def test_server_distillation_covers_its_set_once():
     """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own model."""
     experiment = stream(CFeD(**CFED | dict(server_distillation=True)))
-    asked = []
+    asked, drawn = [], []
 
     @dataclass(frozen=True)
     class Spy:
@@ -305,8 +306,9 @@ def test_server_distillation_covers_its_set_once():
         def __len__(self):
             return len(self.inner)
 
-        def take(self, index):
-            return self.inner.take(index)
+        def take(self, index, dropout):
+            drawn.append(dropout)
+            return self.inner.take(index, dropout)
 
         def answers(self, models, parts):
             asked.append((models, parts))
@@ -316,6 +318,8 @@ def test_server_distillation_covers_its_set_once():
     state = play(replace(experiment, stages=stages), 1)
     ((models, parts),) = asked
     assert len(models) == len(parts) == 3 + 1
+    assert drawn, "the student trains with dropout"
+    assert all(isinstance(rng, np.random.Generator) for rng in drawn)
     held = len(experiment.stages[0].surrogate)
     assert sorted(np.concatenate(parts).tolist()) == list(range(held))
     assert_equal({k: models[-1][k] for k in experiment.initial}, experiment.initial)
@@ -342,9 +346,28 @@ def test_centralised_cfed_mixes_batches_of_one_kind():
     assert kinds != sorted(kinds)
 
 
+def test_centralised_cfed_draws_its_surrogate_examples_at_random():
+    """Of 100 examples 12 for as many new ones, others in every round; together in the end all of them. Where there are
+    fewer, all of them are repeated."""
+    algorithm = CFeD(**CFED, paradigm="centralized")
+    info = replace(stream(algorithm, surrogate=0.3).stages[1].federation, surrogate=(np.arange(1000, 1100),))
+    rng, new, draws = np.random.default_rng(0), len(info.parts[0]), []
+    for _ in range(60):
+        (role,) = algorithm.roles(info, [0], rng)
+        part, old = role.training_part(info, 0)
+        assert part is info.parts[0]
+        assert len(set(old.tolist())) == len(old) == new
+        assert np.array_equal(role.training_part(info, 0)[1], old)
+        draws.append(set(old.tolist()))
+    assert set.union(*draws) == set(range(1000, 1100))
+    few = replace(info, surrogate=(np.arange(1000, 1003),))
+    assert set(role.training_part(few, 0)[1].tolist()) == {1000, 1001, 1002}
+    assert len(role.training_part(few, 0)[1]) == new
+
+
 def test_ewc_s_fisher_is_that_of_softmax_regression():
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples of the task."""
-    experiment = stream(FedEWC(lambda_=1.0), model=SoftmaxRegression(), participation=0.5)
+    experiment = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression(), participation=0.5)
     state, bench, info = play(experiment, 2), experiment.bench, experiment.stages[0].federation
     x, y = bench.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
     x, w = x.flatten(1), state.server["params"]
@@ -356,7 +379,8 @@ def test_ewc_s_fisher_is_that_of_softmax_regression():
 
 def test_ewc_s_quadratic_is_the_sum_over_tasks():
     """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a constant."""
-    algorithm, experiment = FedEWC(lambda_=3.0), stream(FedEWC(lambda_=3.0))
+    algorithm = FedEWC(lambda_=3.0, fisher="old_tasks")
+    experiment = stream(algorithm)
     (fisher,) = algorithm.closing(experiment.stages[0].federation)
     generator = torch.Generator().manual_seed(1)
 
@@ -382,6 +406,36 @@ def test_ewc_s_quadratic_is_the_sum_over_tasks():
     for (gradient, _), (expected, _) in zip(ours, theirs, strict=True):
         assert_equal(gradient, expected, atol=1e-12)
     assert_equal(ours[0][1] - ours[1][1], theirs[0][1] - theirs[1][1], atol=1e-10)
+
+
+def test_ewc_of_the_released_code_by_hand():
+    """Round 3 of one client: G pair by pair at the model that it received, on the new task's batches alone."""
+    algorithm = FedEWC(lambda_=50.0, fisher="released")
+    local = replace(LOCAL, epochs=1, momentum=0.0, weight_decay=0.0)
+    experiment = stream(algorithm, model=SoftmaxRegression(), sizes=(10,), participation=1.0, surrogate=0.0,
+                        local=local, augment=False)  # fmt: skip
+    state, bench = play(experiment, 2), experiment.bench
+    assert state.server.keys() == {"params", "buffers"}  # nothing of the old task is kept
+    result = play_round(experiment, state)
+    (schedule,) = result.cohort.schedules
+    batches = [bench.load_train(i[:n], None) for i, n in zip(schedule.index, schedule.lengths, strict=True)]
+    assert [len(y) for _, y in batches] == [4, 4, 2]
+
+    def logs(w, x):
+        return (x.flatten(1) @ w[HEAD[0]].T + w[HEAD[1]]).log_softmax(-1)
+
+    received = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
+    pairs = [logs(received, x)[b, y[other]] for x, y in batches for b in range(len(y)) for other in range(len(y))]
+    assert len(pairs) == 16 + 16 + 4
+    mean = sum(pairs) / len(pairs)
+    strength = {k: g**2 for k, g in zip(HEAD, torch.autograd.grad(mean, [received[k] for k in HEAD]), strict=True)}
+    w = {k: received[k].detach().clone().requires_grad_() for k in HEAD}
+    for x, y in batches:
+        held = sum((strength[k] * (w[k] - received[k].detach()) ** 2).sum() for k in HEAD)
+        loss = F.nll_loss(logs(w, x), y) + 25.0 * held
+        grads = torch.autograd.grad(loss, list(w.values()))
+        w = {k: (v - 0.1 * g).detach().requires_grad_() for (k, v), g in zip(w.items(), grads, strict=True)}
+    assert_equal(result.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
 class Anything:
@@ -470,6 +524,22 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
     assert (student.epochs(LOCAL), student.rate(0.1)) == (4, 0.2)
     assert (new.epochs(LOCAL), new.rate(0.1)) == (2, 0.1)
     assert optimizers.memory_of(experiment.initial, LOCAL).keys() == {"momentum"}
+
+
+def test_centralised_dmc_starts_both_models_from_the_old_one():
+    """The shipped option, as in CFeD's released code: at the beginning of task 2 of one round a task."""
+    node = node_of(CONF / "algorithm/dmc.yaml")
+    del node["_target_"]
+    experiment = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
+    algorithm, state = experiment.algorithm, play(experiment, 1)
+    old, info = state.server["params"], experiment.stages[1].federation
+    assert (flat(old) - flat(experiment.initial)).abs().max() > 1e-3
+    server = algorithm.begin_task(state.server, experiment.initial | experiment.initial_buffers, info)
+    new, student = algorithm.exchanges(info)
+    assert_equal(new.broadcast(server)["params"], old)
+    changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}  # as the new model has learned
+    assert_equal(student.broadcast(changed)["params"], old)
+    assert (student.epochs(LOCAL), student.rate(0.1)) == (LOCAL.epochs, 0.1)
 
 
 # --- what makes no sense

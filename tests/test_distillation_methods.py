@@ -428,7 +428,9 @@ def test_fedalign_refuses_models_without_a_stage():
 
 def test_fedalign_warns_where_it_does_not_work(caplog):
     with caplog.at_level(logging.WARNING, "fedexp"):
-        make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0), model=BottleneckResNet(widths=(4, 8), blocks=1))
+        make_experiment(
+            FedAlign(mu=0.5, width=0.25, clip=1.0), model=BottleneckResNet(widths=(4, 8), blocks=1), sizes=(3, 4)
+        )
         assert not caplog.records
         make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0))
     assert "resnet56_bottleneck" in caplog.text

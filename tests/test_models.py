@@ -180,6 +180,35 @@ def test_torchvision_resnet_computes_what_torchvision_computes():
     assert len(list(model.buffers())) == len(list(reference.buffers())) > 0
 
 
+def test_weights_from_a_file_but_for_the_last_layer(tmp_path):
+    """torchvision's state dict for 1000 classes in a model of 10; the last layer and a wrong file are what they are."""
+    from torchvision.models import resnet18, resnet34
+
+    pretrained = resnet18(weights=None)
+    torch.nn.init.uniform_(pretrained.bn1.running_mean)
+    path = tmp_path / "resnet18.pth"
+    torch.save(pretrained.state_dict(), path)
+    spec = TorchvisionResNet(depth=18, weights=str(path))
+    torch.manual_seed(3)
+    model = spec.build(CIFAR, 10)
+    torch.manual_seed(3)
+    plain = load("resnet18").build(CIFAR, 10)
+    for name, value in pretrained.state_dict().items():
+        if not name.startswith("fc."):
+            assert torch.equal(model.state_dict()[f"backbone.{name}"], value), name
+    assert torch.equal(model.classifier.weight, plain.classifier.weight)
+    with torch.device("meta"):
+        assert spec.build(CIFAR, 10).classifier.weight.is_meta  # how much room it takes is asked without reading
+    with pytest.raises(ConfigError, match=r"model.weights=.*conv1.weight does not fit.*images in colour"):
+        spec.build(MNIST, 10)
+    torch.save(resnet34(weights=None).state_dict(), path)
+    with pytest.raises(ConfigError, match=r"model.weights=.* does not fit; must be .* this model.depth"):
+        spec.build(CIFAR, 10)
+    path.write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match=r"model.weights=.*: is not a file of weights"):
+        spec.build(CIFAR, 10)
+
+
 @pytest.mark.parametrize("option", ["cnn", "resnet10", "resnet18"])
 def test_initialisation_follows_the_seed(option):
     def weights(seed):
@@ -234,7 +263,8 @@ VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
         (CNN, VALID | {"padding": 5}, "model.padding"),
         (CifarResNet, {"widths": ()}, "model.widths"),
         (CifarResNet, {"widths": (64, -1)}, "model.widths"),
-        (TorchvisionResNet, {"depth": 20}, "model.depth"),
+        (TorchvisionResNet, {"depth": 20, "weights": None}, "model.depth"),
+        (TorchvisionResNet, {"depth": 18, "weights": "nowhere.pth"}, "model.weights=nowhere.pth.*must be a file"),
     ],
 )
 def test_bad_values_name_their_key(cls, values, key):

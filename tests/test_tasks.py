@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedexp.build import build, resolve
+from fedexp.data.datasets import Caltech256
 from fedexp.data.partition import Shards
 from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
@@ -168,6 +169,19 @@ def test_scenarios_that_do_not_fit_the_data(changes, message):
         class_incremental(**changes).stream(Loads(images()), rng())
 
 
+# --- CFeD's protocol as released
+
+
+def test_the_image_experiment_has_the_released_rate_and_raw_pixels():
+    config = resolve(composed("experiment=cfed/image_class", "model.weights=somewhere.pth"))
+    assert config["local"]["lr"] == 5e-5
+    assert config["model"]["weights"] == "somewhere.pth"
+    dataset = config["dataset"]
+    pixels = torch.tensor([0.0, 1.0, 127.0, 255.0])
+    for mean, std in zip(dataset["mean"], dataset["std"], strict=True):
+        assert torch.allclose((pixels / 255 - mean) / std, pixels, rtol=1e-6)
+
+
 # --- surrogate examples
 
 
@@ -204,6 +218,20 @@ def test_another_data_set_is_put_behind():
     assert numbers.tolist() == list(range(400, 460))
     assert torch.equal(attached.x_train, torch.cat([data.x_train, other.x_train]))
     assert attached.y_train[400:].tolist() == [-1] * 60
+
+
+def test_a_surrogate_set_without_official_split_is_all_of_it():
+    """Caltech-256, whose test part is drawn here; not where it is the data set that is tested on."""
+    data, other = images(), images("other", train=60, test=15, seed=3)
+    loads = Loads(other)
+    loads.splits_itself = Caltech256.splits_itself
+    attached, _, numbers = surrogate(dataset=loads).attach(data, (), rng())
+    assert len(numbers) == 75
+    assert torch.equal(attached.x_train[400:], torch.cat([other.x_train, other.x_test]))
+    both = torch.cat([other.y_train, other.y_test])
+    assert len(surrogate(dataset=loads, classes=[5]).attach(data, (), rng())[2]) == int((both == 5).sum())
+    loads.data = replace(other, name=data.name)
+    assert len(surrogate(dataset=loads).attach(data, (), rng())[2]) == 60
 
 
 def test_only_some_classes_of_a_withheld_part():

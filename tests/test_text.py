@@ -15,8 +15,11 @@ from omegaconf import OmegaConf
 from torch.func import functional_call, grad, vmap
 
 from fedexp.build import build
+from fedexp.data.public import PublicSet
 from fedexp.data.text import PAD, UNK, DropoutKeys, TextDataset, UnlabelledTexts, encode, most_frequent
 from fedexp.data.types import TextShape
+from fedexp.engine.base import Workbench
+from fedexp.engine.network import FunctionalNetwork
 from fedexp.errors import ConfigError
 from fedexp.models.textcnn import TextCNN, kept
 from world import composed
@@ -27,6 +30,7 @@ SMALL = TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3)
 
 def dataset(data_dir: Path, **values: Any) -> TextDataset:
     defaults = {"name": "news", "length": 4, "max_words": 10, "vocabulary": None, "vectors": None, "classes": None}
+    defaults["layout"] = None
     return TextDataset(data_dir=str(data_dir), **{**defaults, **values})
 
 
@@ -115,23 +119,44 @@ def test_order_of_classes_can_be_given(tmp_path):
 
 
 def test_files_of_cfeds_code(tmp_path):
-    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; the eval files are not used."""
+    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; eval files are training data."""
     folder = write(tmp_path)
     for k in range(3):
         for split in ("train", "eval", "test"):
             content = f'0,1,2\n"{split[1]}\n","　b",{k}\n'
             (folder / f"news_{split}_classIL{k + 1}.csv").write_text(content, encoding="utf-8")
     data = dataset(tmp_path).load()
-    assert decoded(data, data.x_train) == ["rb__"] * 3
+    assert decoded(data, data.x_train) == ["rb__"] * 3 + ["vb__"] * 3
     assert decoded(data, data.x_test) == ["?b__"] * 3
-    assert data.y_train.tolist() == data.y_test.tolist() == [0, 1, 2]
+    assert data.y_train.tolist() == [0, 1, 2] * 2
+    assert data.y_test.tolist() == [0, 1, 2]
     for split in ("train", "test"):
         (folder / f"news_{split}_domainIL.csv").write_text(",0,1,2\n5,b,,0\n", encoding="utf-8")
-    assert len(dataset(tmp_path).load().x_train) == 3  # of classIL alone: the two overlap
+    assert len(dataset(tmp_path).load().x_train) == 6  # of classIL alone: the two overlap
+    assert len(dataset(tmp_path, layout="class_il").load().x_train) == 6
+    assert len(dataset(tmp_path, layout="domain_il").load().x_train) == 1
+    for layout, message in (("csv", r"dataset.layout=csv: .*news has no train.csv"), ("xml", "dataset.layout=xml")):
+        with pytest.raises(ConfigError, match=message):
+            dataset(tmp_path, layout=layout).load()
     for path in folder.glob("*classIL*"):
         path.unlink()
     data = dataset(tmp_path).load()
     assert (decoded(data, data.x_train), data.classes) == (["b___"], ("0",))
+
+
+def test_the_server_s_texts_come_with_dropout_where_it_is_drawn(tmp_path):
+    """A key behind each text, another for each use; TextCNN in training then differs from evaluation."""
+    write(tmp_path, **TXT)
+    data = dataset(tmp_path).load()
+    module = SMALL.build(data.shape, 2)
+    bench = Workbench(FunctionalNetwork(module, "fp32"), data, None, None, torch.float32)
+    held, rng = PublicSet(bench, torch.tensor([1, 0]), None), np.random.default_rng(0)
+    plain, _ = held.take(np.array([0, 1]))
+    first, second = (held.take(np.array([0, 1]), rng)[0] for _ in range(2))
+    assert torch.equal(first[:, :-1], plain)
+    assert len({*first[:, -1].tolist(), *second[:, -1].tolist()}) == 4
+    module.train()
+    assert not torch.equal(module(first).logits, module(plain).logits)
 
 
 def test_surrogate_texts_have_no_labels_and_no_test_set(tmp_path):

@@ -52,6 +52,7 @@ class Experiment:
     initial_buffers: Params  # its running statistics
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
     cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
+    left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
 
     @property
     def rounds(self) -> int:

@@ -1,13 +1,14 @@
 """From a checked configuration to an experiment: loads the data, partitions it, makes model and engine."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import Federation
 from fedexp.build import Built
 from fedexp.client_states import free_memory, size_of
@@ -16,13 +17,15 @@ from fedexp.data.public import PublicSet, one_of_each
 from fedexp.data.surrogate import Shards
 from fedexp.data.types import Data, Task
 from fedexp.engine.base import Engine, Workbench
-from fedexp.engine.network import FunctionalNetwork, seeded_torch
+from fedexp.engine.network import FunctionalNetwork, seeded_torch, trainable
+from fedexp.engine.schedule import left_out
 from fedexp.errors import ConfigError, require_choice
 from fedexp.experiment import Experiment, Stage
 from fedexp.hardware import Resolved
 from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
 from fedexp.models import winograd
 from fedexp.rng import stream, torch_seed
+from fedexp.settings import LocalTraining
 from fedexp.views import AUGMENTED
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
@@ -60,7 +63,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     if hardware.convolves == "winograd":
         winograd.convert(module)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
-    initial = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    check_frozen(module, algorithm)
+    initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     heads = algorithm.heads(divided[0].federation.tasks)
     bench = Workbench(
         net=FunctionalNetwork(module, hardware.precision),
@@ -87,6 +91,9 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         initial_buffers=bench.net.buffers(),
         mixes_examples=model.mixes_examples,
         cohorts=cohorts,
+        left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
+        if model.mixes_examples
+        else {},
     )
     return Prepared(experiment, hardware)
 
@@ -169,6 +176,53 @@ def check_task(built: Built) -> None:
         )
     if scenario.name != "none" and groups["partition"].numbers_all:
         raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
+
+
+def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
+    """Raises ConfigError where parameters with requires_grad=False leave nothing to train, or not what the algorithm
+    is about; says how many there are."""
+    every, trained = dict(module.named_parameters()), trainable(module)
+    frozen = [name for name in every if name not in trained]
+    if not trained:
+        raise ConfigError("model: all its parameters are frozen (requires_grad=False); there is nothing to train")
+    if wanted := [name for name in frozen if name in algorithm.must_train]:
+        raise ConfigError(
+            f"model: {', '.join(wanted)} frozen (requires_grad=False), but {type(algorithm).__name__} treats the "
+            "classifier apart from the rest and has to train it; leave it trainable, or use another algorithm"
+        )
+    if frozen:
+        total, left = (sum(p.numel() for p in each.values()) for each in (every, trained))
+        log.info("frozen (requires_grad=False): %d of %d parameters, neither trained nor sent", total - left, total)
+
+
+def without_batches(algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining) -> dict[str, int]:
+    """Of a model whose batch norm needs batches of two examples: how many clients have none in a task and never train
+    in it, and how many examples each pass leaves out; empty where there are none.
+
+    Raises ConfigError where nobody could train.
+    """
+    idle, lost = set(), 0
+    for info in tasks:
+        sizes = [len(algorithm.training_part(info, client)) for client in range(info.num_clients)]
+        alone = [left_out(size, local.batch_size) for size in sizes]
+        unable = {c for c, (size, single) in enumerate(zip(sizes, alone, strict=True)) if size == single}
+        if len(unable) == info.num_clients:
+            where = f" of task {info.task + 1}" if len(tasks) > 1 else ""
+            raise ConfigError(
+                f"local.batch_size={local.batch_size}: the model has batch normalisation, which needs batches of at "
+                f"least two examples, and no client{where} has one; use a larger local.batch_size, fewer clients, or a "
+                "model without batch normalisation (model=cnn)"
+            )
+        idle |= unable
+        lost += sum(alone)
+    if idle:
+        log.warning(
+            "batch normalisation needs batches of at least two examples: %d of %d clients have none and never train; "
+            "each pass over the data leaves out %d examples", len(idle), tasks[0].num_clients, lost
+        )  # fmt: skip
+    elif lost:
+        log.info("batch normalisation needs batches of two: each pass over the data leaves out %d example(s)", lost)
+    return {"clients": len(idle), "examples": lost} if lost else {}
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,7 @@ class Recorder:
             "rounds_to_target": reached,
             **{name: value for values in further for name, value in values.items()},
             "rounds": state.round,
+            **({"left_out": self.experiment.left_out} if self.experiment.left_out else {}),
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             **({"hint": hint} if (hint := self.hint(state)) else {}),
             "seconds": state.seconds,

@@ -68,6 +68,7 @@ class FedAvg:
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
     trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics
     hint: ClassVar[str] = ""  # what to change where a run diverges or does not learn; said then
+    must_train: ClassVar[tuple[str, ...]] = ()  # names of parameters that it treats apart, so they cannot be frozen
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
 
     paradigm: str = "federated"  # or centralized: one client holds all training data

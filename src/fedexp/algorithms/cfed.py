@@ -8,11 +8,18 @@ round, and the others learn, all from the same global model for E epochs:
 and the server averages with the n_k of the new task for both kinds.
 `server_distillation` (section 4.3), from the first task on: the server's surrogate set is cut at random into m + 1
 contiguous parts; part j gets the soft labels of local model j, the last those of the global model before the round; the
-average is trained on all of them with L_d, for E epochs of batches of `server_batch_size` with the clients' optimizer.
-Readings of what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; no client does both;
-teachers are in eval mode; the server's term has weight 1.
-`paradigm=centralized` (algorithm=cfed_c): one model; batches of the new task (CE) are mixed with as many surrogate
-batches (lambda_d L_d).
+average is trained on all of them with L_d, for E epochs of batches of `server_batch_size` with the clients' optimizer
+and with dropout, where the model has any.
+`paradigm=centralized` (algorithm=cfed_c): one model; batches of the new task (CE) are mixed with batches (lambda_d L_d)
+of as many surrogate examples, drawn at random in every round.
+Readings of what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; the server's term has
+weight 1.
+Deviations from the released code: a client of a round never does both, the code draws learners and reviewers apart;
+weights are n_k, not uniform; teachers are in eval mode, not in training mode; a client trains on all of its examples in
+a new order in every epoch, not on the first 80 % in one order without the last partial batch; the parts of server
+distillation are drawn once a round, the code deals examples to the models in turn, with lambda_d as weight, on 80 % of
+the shards of a random client; cfed_c keeps one mixture for all epochs there and leaves a surrogate set smaller than the
+new task as it is, where it is repeated here.
 """
 
 import math
@@ -55,7 +62,8 @@ class CFeD(Remembering):
         if info.task == 0:
             return [Learner()] * len(clients)
         if self.paradigm == "centralized":
-            return [Student(lambda_d=self.lambda_d, temperature=self.temperature)] * len(clients)
+            draw = int(rng.integers(2**63))
+            return [Student(lambda_d=self.lambda_d, temperature=self.temperature, draw=draw)] * len(clients)
         reviewers = math.ceil(self.review_fraction * len(clients) - 1e-9)
         chosen = rng.permutation(len(clients))[:reviewers]
         reviewer = Reviewer(lambda_d=self.lambda_d, temperature=self.temperature)
@@ -86,7 +94,7 @@ class CFeD(Remembering):
             optimizers.step_in_place(params, grads, memory, round.lr, local, next(steps))
 
         batches = distillation.minibatches(round.rng, len(examples), self.server_batch_size, local.epochs)
-        distillation.fit(net, examples, batches, loss, update)
+        distillation.fit(net, examples, batches, loss, update, dropout=round.rng)
         return distillation.refined(net, server)
 
 
@@ -114,9 +122,12 @@ class Reviewer(FedAvg):
 class Student(Reviewer):
     """Does both, in batches of one kind each (the centralised form); surrogate examples have the label -1."""
 
+    draw: int  # seed of this round's choice of surrogate examples
+
     def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
         new, old = info.parts[client], info.surrogate[client]
-        return new, np.resize(old, len(new))  # as many, repeated or cut as it takes
+        # As many: a random part, or all of them repeated.
+        return new, np.resize(np.random.default_rng(self.draw).permutation(old), len(new))
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         logits, teacher = net(params, batch.x).logits, net(ctx.server["old"], batch.x).logits.detach()

@@ -122,8 +122,9 @@ class PublicData(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Public examples by their number 0, 1, ...: (x [n, ...] normalised and not augmented, y [n])."""
+    def take(self, index: np.ndarray, dropout: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Public examples by their number 0, 1, ...: (x [n, ...] normalised and not augmented, y [n]); texts with the
+        keys of their dropout, where `dropout` draws them."""
 
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
         """Of several models, each with its buffers, on all public examples: [models, n, C], without gradient."""

@@ -26,13 +26,20 @@ def minibatches(rng: np.random.Generator, examples: int, size: int, epochs: int)
         yield from (order[start : start + size] for start in range(0, examples, size))
 
 
-def fit(net: ServerNetwork, public: PublicData, batches: Iterator[np.ndarray], loss: Loss, update: Update) -> None:
+def fit(
+    net: ServerNetwork,
+    public: PublicData,
+    batches: Iterator[np.ndarray],
+    loss: Loss,
+    update: Update,
+    dropout: np.random.Generator | None = None,
+) -> None:
     """Trains the model that `net` has loaded. Batches of one example are left out where batch norm has none to compare
-    with."""
+    with. `dropout` draws that of texts; None: without."""
     single = not net.buffers()
     for numbers in batches:
         if len(numbers) > 1 or single:
-            x, y = public.take(numbers)
+            x, y = public.take(numbers) if dropout is None else public.take(numbers, dropout)
             value = loss(net(net.params, x).logits, y, numbers)
             grads = torch.autograd.grad(value, list(net.params.values()), materialize_grads=True)
             update(net.params, dict(zip(net.params, grads, strict=True)))

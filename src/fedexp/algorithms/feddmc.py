@@ -2,17 +2,22 @@
 
 J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4), as the baseline of
 CFeD (IJCAI 2022, section 5.3). Task 1 is FedAvg. A round of task t > 1 has two exchanges with the same clients:
-1. the new model, initialised as the run began, learns task t: CE over its classes alone;
+1. the new model, which starts task t as the run began (`new_model=initial`) or as the old model (`new_model=old`),
+   learns the task: CE over its classes alone;
 2. a student is trained on each client's own surrogate examples (FedDMC_full: on the whole set) for `epochs_factor`
    times E epochs at `rate_factor` times the learning rate, with
        L = 1/C' sum_c (z_c - t_c)^2 over the C' classes seen so far,
    t_c = the old model's logits for the old classes and the new model's for the new ones, each minus its mean over
    these.
-The server averages after each. The new model stays from round to round of a task. The student starts anew in every
-round (`student=initial`, as in CFeD's released code) or from the global model (`student=global`).
+The server averages after each. The new model stays from round to round of a task. The student starts every round as
+the run began (`student=initial`) or from the global model (`student=global`).
 Switch `targets`: `split` as above; `added`, as in CFeD's released code: all C outputs of both models, each minus its
 mean over C, added up, and L over all C classes; the new model then learns with CE over all C.
-Only where tasks bring new classes. `paradigm=centralized` (algorithm=dmc): DMC.
+Only where tasks bring new classes. `paradigm=centralized` (algorithm=dmc): DMC, where student and new model start from
+the old model and the consolidation has the epochs and the rate of the rest, as in CFeD's released code (rounds=1).
+Deviations from that code: its clients draw a new random student each, in every round (all layers but the characters'
+vectors), where they all start from the run's initial model here; it draws the new model anew at the beginning of every
+round, also in task 1; both stand in a part of it that does not run as released.
 """
 
 import math
@@ -43,6 +48,7 @@ class FedDMC(Remembering):
 
     targets: str  # split | added
     student: str  # initial | global
+    new_model: str  # initial | old
     epochs_factor: int  # epochs of the consolidation, in multiples of E
     rate_factor: float  # its learning rate, in multiples of that of the round
     whole_set: bool  # every client has all surrogate examples (FedDMC_full)
@@ -50,6 +56,7 @@ class FedDMC(Remembering):
     def __post_init__(self) -> None:
         require_choice("algorithm.targets", self.targets, ("split", "added"))
         require_choice("algorithm.student", self.student, ("initial", "global"))
+        require_choice("algorithm.new_model", self.new_model, ("initial", "old"))
         require(self.epochs_factor >= 1, "algorithm.epochs_factor", self.epochs_factor, "at least 1")
         require(0 < self.rate_factor < math.inf, "algorithm.rate_factor", self.rate_factor, "finite, greater than 0")
 
@@ -65,8 +72,9 @@ class FedDMC(Remembering):
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
         old, new = (member(classes, info, initial) for classes in (info.classes_before(), info.tasks[info.task]))
-        return super().begin_task(server, initial, info) | {
-            "new": initial,
+        begun = super().begin_task(server, initial, info)
+        return begun | {
+            "new": begun["old"] if self.new_model == "old" else initial,
             "initial": initial,
             "old_classes": old,
             "new_classes": new,

@@ -8,22 +8,28 @@ F^(s) is the mean over task s's training examples of the squared gradient of log
 computes it on its own examples at the end of the task, and the server averages with n_k: one more upload per task.
 The sum over tasks is kept as one quadratic, P_j (w_j - a_j)^2 with P = sum_s F^(s) and a = sum_s F^(s) theta_s / P, the
 same up to a constant. Examples are not augmented there.
-Deviation from CFeD's released code, whose "Fisher information" is taken at the current model on the new task's examples
-in every round, so that it protects nothing old.
+`fisher=released` is what CFeD's released code does instead, in every round of task t > 1 and at each client alone:
+    L = CE + lambda / 2 sum_j G_j (w_j - w^g_j)^2,   G = (d/dw mean_{b,b'} log q(y_b' | x_b))^2,
+w^g the model that it received, the mean over all pairs of examples of a batch and all batches of the new task, in
+training mode. It holds a client near the global model and protects nothing old. There the last partial batch is left
+out; here it counts with its pairs.
 `paradigm=centralized` (algorithm=ewc): EWC.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
 from fedexp import tree
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
 from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.fisher import squares
-from fedexp.errors import require
+from fedexp.errors import require, require_choice
 from fedexp.settings import LocalTraining
 from fedexp.tree import Params, Tree
 
@@ -38,29 +44,62 @@ class FedEWC(FedAvg):
     )
 
     lambda_: float  # weight of the penalty, >= 0; 0 is FedAvg
+    fisher: str  # old_tasks | released
 
     def __post_init__(self) -> None:
+        require_choice("algorithm.fisher", self.fisher, ("old_tasks", "released"))
         require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
 
     @property
     def needs(self) -> Needs:
+        if self.fisher == "released":
+            return Needs()
         return Needs(server_state="P and a", down=2, small="|w| up at the end of a task")
 
     def broadcast(self, server: Tree) -> Tree:
         return {k: server[k] for k in ("params", "importance", "anchor") if k in server}
 
     def closing(self, info: Federation) -> "tuple[FedAvg, ...]":
-        return (Fisher(),)
+        return (Fisher(),) if self.fisher == "old_tasks" else ()
+
+    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
+        if self.fisher == "released" and info.task > 0:
+            return [Released(lambda_=self.lambda_)] * len(clients)
+        return super().roles(info, clients, rng)
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
         if "anchor" not in ctx.server:
             return 0.0
-        strength, anchor = ctx.server["importance"], ctx.server["anchor"]
-        return (
-            self.lambda_
-            / 2
-            * torch.stack([(strength[k] * (w - anchor[k]) ** 2).sum() for k, w in params.items()]).sum()
-        )
+        return self.lambda_ / 2 * quadratic(ctx.server["importance"], params, ctx.server["anchor"])
+
+
+def quadratic(strength: Params, params: Params, anchor: Params) -> torch.Tensor:
+    """sum_j strength_j (w_j - anchor_j)^2."""
+    return torch.stack([(strength[k] * (w - anchor[k]) ** 2).sum() for k, w in params.items()]).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released(FedAvg):
+    """A client of a task after the first with `fisher=released`."""
+
+    lambda_: float
+
+    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+        """G of this client's examples at the model that it received, in training mode."""
+        params = ctx.server["params"]
+        total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
+        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+
+            def likelihood(p: Params, batch: Batch = batch, mask: torch.Tensor = mask) -> torch.Tensor:
+                logs = F.log_softmax(net(p, batch.x).logits, -1).index_select(1, batch.y)  # [b, b']
+                return (logs * mask[:, None] * mask).sum()
+
+            grads, _ = net.gradient(likelihood, params)
+            total, pairs = {k: total[k] + grads[k] for k in total}, pairs + mask.sum() ** 2
+        return {"fisher": {k: (v / pairs.clamp(min=1)) ** 2 for k, v in total.items()}}
+
+    def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
+        return self.lambda_ / 2 * quadratic(ctx.begin["fisher"], params, ctx.server["params"])
 
 
 @dataclass(frozen=True, kw_only=True)

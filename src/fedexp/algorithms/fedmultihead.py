@@ -26,6 +26,7 @@ from fedexp.tree import Params, Tree
 @dataclass(frozen=True, kw_only=True)
 class FedMultiHead(FedAvg):
     scenarios = TASKS
+    must_train = HEAD
 
     @property
     def needs(self) -> Needs:

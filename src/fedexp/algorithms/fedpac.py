@@ -37,6 +37,8 @@ SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class FedPAC(FedAvg):
+    must_train = heads.HEAD
+
     lambda_: float  # weight of the alignment, >= 0
     head_lr: float  # learning rate of the classifier, > 0
     head_epochs: int  # of the classifier alone, before the E of the body

@@ -215,6 +215,8 @@ class TinyImageNet(Dataset):
 class Caltech256(Dataset):
     """Caltech-256 as published (no official split: a stratified one is drawn), or an image tree; resized."""
 
+    splits_itself: ClassVar[bool] = True  # its test part is drawn here; as a surrogate set it is all of its images
+
     url: str | None  # mirror: address of the archive
     size: int
     test_fraction: float

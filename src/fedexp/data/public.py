@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedexp.data.text import DropoutKeys
+from fedexp.data.types import TextData
 from fedexp.engine.base import Engine, Workbench
 from fedexp.tree import Params
 
@@ -21,9 +23,11 @@ class PublicSet:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def take(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = self.numbers[torch.as_tensor(index)].to(self.bench.device)
-        return self.bench.load_train(chosen, None)
+    def take(self, index: np.ndarray, dropout: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen, keys = self.numbers[torch.as_tensor(index)].to(self.bench.device), None
+        if dropout is not None and isinstance(self.bench.data, TextData):
+            keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.bench.device)
+        return self.bench.load_train(chosen, keys)
 
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
         return torch.stack(self.engine.logits(self.bench, models, [self.numbers] * len(models)))

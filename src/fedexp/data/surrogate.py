@@ -50,11 +50,17 @@ class Surrogate:
         return self.dataset is not None or self.fraction > 0
 
     def load(self, like: Data) -> torch.Tensor:
-        """The inputs of the surrogate data set's training examples in the form of `like`; none without a data set."""
+        """The inputs of the surrogate data set's training examples in the form of `like`; none without a data set.
+
+        Also those of its test part where that is no official one, unless it is the data set that is trained on.
+        """
         if self.dataset is None:
             return like.x_train[:0]
         data = load_like(self.dataset, like)
-        return inputs_like(data, like)[self.chosen(data.y_train, data)]
+        whole = getattr(self.dataset, "splits_itself", False) and data.name != like.name
+        parts = [(data.y_train, "train"), *([(data.y_test, "test")] if whole else [])]
+        chosen = self.chosen(torch.cat([labels for labels, _ in parts]), data)
+        return torch.cat([inputs_like(data, like, split) for _, split in parts])[chosen]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
         """bool [n]: which of the examples with these labels may be used."""

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from fedexp.data.partition import load_npz
-from fedexp.data.text_files import Texts, class_numbers, find_files, name_classes, read_lines, read_texts
+from fedexp.data.text_files import LAYOUTS, Texts, class_numbers, find_files, name_classes, read_lines, read_texts
 from fedexp.data.types import TextData
-from fedexp.errors import ConfigError, require
+from fedexp.errors import ConfigError, require, require_choice
 
 UNK, PAD = "<UNK>", "<PAD>"
 
@@ -119,14 +119,17 @@ class TextDataset(TextSource):
     """Labelled texts for training and testing in <data_dir>/<name>, in one of the layouts of `find_files`."""
 
     classes: tuple[str, ...] | None  # names in the order of their numbers; None: class.txt, or what the labels say
+    layout: str | None  # one of LAYOUTS; None: the first of which there is a file
 
     def __post_init__(self) -> None:
         super().__post_init__()
         named = self.classes is None or len(self.classes) == len(set(self.classes)) > 0
         require(named, "dataset.classes", self.classes, "different names, or null")
+        if self.layout is not None:
+            require_choice("dataset.layout", self.layout, LAYOUTS)
 
     def read(self, length: int) -> Labelled:
-        train, test = (read_texts(paths, length) for paths in find_files(self.folder))
+        train, test = (read_texts(paths, length) for paths in find_files(self.folder, self.layout))
         classes = self._classes(train)
         return Labelled(train, test, class_numbers(train, classes), class_numbers(test, classes), classes)
 

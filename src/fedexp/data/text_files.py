@@ -21,17 +21,30 @@ class Texts:
     places: list[tuple[Path, int]]  # file and line (from 1) where an example begins
 
 
-def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The training and test files in a folder, in the first layout of which it has a file. Raises ConfigError where
-    there is none or one of the two is missing."""
-    layouts = ("{}.txt", "{}.csv", "*_{}_classIL*.csv", "*_{}_domainIL.csv")
-    for layout in layouts:
-        train, test = (sorted(folder.glob(layout.format(split))) for split in ("train", "test"))
+LAYOUTS = {
+    "txt": "{}.txt",
+    "csv": "{}.csv",
+    "class_il": "*_{}_classIL*.csv",  # these two: the files of CFeD's code
+    "domain_il": "*_{}_domainIL.csv",
+}
+
+
+def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], list[Path]]:
+    """The training and test files in a folder: in this layout, or else in the first one of which it has a file.
+
+    The validation files that CFeD's code ships beside the others (`eval`) count as training files, since a scenario
+    divides all examples anew. Raises ConfigError where there is none or training or test files are missing.
+    """
+    for name in LAYOUTS if layout is None else [layout]:
+        pattern = LAYOUTS[name]
+        train, test, held = (sorted(folder.glob(pattern.format(split))) for split in ("train", "test", "eval"))
         if train and test:
-            return train, test
+            return train + (held if name.endswith("_il") else []), test
         if train or test:
             lost = "test" if train else "train"
-            raise ConfigError(f"{folder / layout.format(lost)}: is missing beside {(train or test)[0].name}")
+            raise ConfigError(f"{folder / pattern.format(lost)}: is missing beside {(train or test)[0].name}")
+    if layout is not None:
+        raise ConfigError(f"dataset.layout={layout}: {folder} has no {LAYOUTS[layout].format('train')}")
     raise ConfigError(
         f"{folder}: has no texts, and they cannot be downloaded. Put there train.txt and test.txt (each line a text, a "
         "tab and the number of its class) with class.txt (a class name a line), or train.csv and test.csv (columns "

@@ -1,6 +1,5 @@
 """What every engine takes and gives: the clients of one round in, their messages and new states out."""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -171,9 +170,8 @@ class Workbench:
         """The same on another device."""
         if device == self.device:
             return self
-        net = FunctionalNetwork(copy.deepcopy(self.net.module).to(device), self.net.precision)
         heads = None if self.heads is None else self.heads.to(device)
-        return replace(self, net=net, data=self.data.to(device), heads=heads)
+        return replace(self, net=self.net.on(device), data=self.data.to(device), heads=heads)
 
     @property
     def evaluation_batch(self) -> int:

@@ -16,10 +16,13 @@ from fedexp.tree import Params
 class FunctionalNetwork:
     """`net(params, x)` in eval mode with the buffers last given to `set_buffers`.
 
-    Logits and features come back in the dtype of the parameters, also where the forward pass runs in bf16.
+    Logits and features come back in the dtype of the parameters, also where the forward pass runs in bf16. `params` are
+    those in training; parameters that came with requires_grad=False are no part of them and keep their values here.
     """
 
-    def __init__(self, module: nn.Module, precision: str):
+    def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
+        """trained: names of the parameters in training; None: those of `module` with requires_grad."""
+        self.trained = frozenset(trainable(module)) if trained is None else trained
         self.module = module.eval().requires_grad_(False)
         self.precision = precision
         self.dtype = next(self.module.parameters()).dtype
@@ -30,6 +33,10 @@ class FunctionalNetwork:
     def __call__(self, params: Params, x: torch.Tensor) -> Output:
         weights = self.own(self._cast if params is self._held else params)
         return self._forward(lambda: functional_call(self.module, weights, (x,)), x)
+
+    def on(self, device: torch.device) -> "FunctionalNetwork":
+        """A copy on a device."""
+        return FunctionalNetwork(copy.deepcopy(self.module).to(device), self.precision, self.trained)
 
     def own(self, params: Params) -> Params:
         """Without what an algorithm trains beside the model, such as a second head."""
@@ -51,7 +58,8 @@ class FunctionalNetwork:
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
         """The last stage alone with fewer channels, of a model that has one (see models.Staged); never in bf16."""
-        return self.module.slim(params, x, width)  # type: ignore[operator]
+        whole = dict(self.module.named_parameters()) | params
+        return self.module.slim(whole, x, width)  # type: ignore[operator]
 
     def hidden_activations(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """[B, d] after the ReLU of every fully connected hidden layer, of a model that has them (`has_neurons`)."""
@@ -75,6 +83,11 @@ class FunctionalNetwork:
         return Output(features.to(self.dtype), logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
 
 
+def trainable(module: nn.Module) -> Params:
+    """The parameters that are trained, averaged and sent: those with requires_grad."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
 class Neurons(nn.Module):
     """A model as the function that gives its hidden activations."""
 
@@ -95,8 +108,11 @@ class LiveNetwork(FunctionalNetwork):
 
     def __init__(self, frozen: FunctionalNetwork):
         self.frozen, self.precision, self.dtype, self.names = frozen, frozen.precision, frozen.dtype, frozen.names
-        self.module = copy.deepcopy(frozen.module).train().requires_grad_(True)
-        self._own: Params = dict(self.module.named_parameters())
+        self.trained = frozen.trained
+        self.module = copy.deepcopy(frozen.module).train()
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in self.trained)
+        self._own: Params = trainable(self.module)
         self.params: Params = self._own
         self._moving: Params | None = None
 

@@ -31,6 +31,12 @@ class Schedule:
         return int(self.lengths.sum())
 
 
+def left_out(examples: int, batch_size: int) -> int:
+    """How many examples of a client a pass leaves out whose batches of one example are skipped: of a pass over n
+    examples in batches of B, all with B = 1, else the last one where one is left over."""
+    return examples if batch_size == 1 else int(examples % batch_size == 1)
+
+
 def make_schedule(
     part: np.ndarray | tuple[np.ndarray, ...],
     local: LocalTraining,

@@ -1,6 +1,8 @@
 """Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random initialisation."""
 
+import pickle
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -94,7 +96,8 @@ class _BasicBlock(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionResNet:
-    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random initialisation.
+    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random initialisation or
+    with weights from a file.
 
     Batch norm keeps running statistics (buffers). An image of at most 32 x 32 pixels reaches the last stage as one
     pixel, so PyTorch refuses a training batch of a single example there.
@@ -105,9 +108,12 @@ class TorchvisionResNet:
     vectorises: ClassVar[bool] = False
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
+    weights: str | None  # file of torchvision's weights to begin with, but for the last layer; None: random ones
 
     def __post_init__(self) -> None:
         require_choice("model.depth", str(self.depth), map(str, DEPTHS))
+        there = self.weights is None or Path(self.weights).is_file()
+        require(there, "model.weights", self.weights, "a file such as torchvision's resnet18-f37072fd.pth, or null")
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         """A freshly initialised network for images of `shape` (channels, height, width) of any size."""
@@ -118,7 +124,30 @@ class TorchvisionResNet:
             stem = network.conv1
             network.conv1 = nn.Conv2d(shape[0], stem.out_channels, kernel_size=7, stride=2, padding=3, bias=False)
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+        if self.weights is not None and not network.conv1.weight.is_meta:
+            load_weights(network, self.weights)
         return TorchvisionModule(network)
+
+
+def load_weights(network: nn.Module, path: str) -> None:
+    """Reads a state dict as torchvision publishes it into a network, but for the last layer `fc`. Raises ConfigError
+    where the file is none, or is that of another network (also where the images are not in colour)."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ConfigError(f"model.weights={path}: is not a file of weights ({type(error).__name__})") from error
+    own = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
+    given = {k: v for k, v in found.items() if not str(k).startswith("fc.")} if isinstance(found, dict) else {}
+    # Files of before PyTorch 0.4.1 do not count batches.
+    missing = [name for name in own.keys() - given.keys() if not name.endswith("num_batches_tracked")]
+    wrong = [k for k, v in given.items() if k not in own or getattr(v, "shape", None) != own[k].shape]
+    if missing or wrong:
+        name = sorted(map(str, missing or wrong))[0]
+        raise ConfigError(
+            f"model.weights={path}: {name} {'is missing' if missing else 'does not fit'}; must be the state dict of "
+            "torchvision's network of this model.depth, for images in colour"
+        )
+    network.load_state_dict(given, strict=False)
 
 
 class TorchvisionModule(nn.Module):
