@@ -7,10 +7,9 @@ the anchors T are one own example of every non-dominant class and the shared exa
 `max_anchors` of them (a random choice), not augmented. Loss of a mini-batch:
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
 The sum is divided by the number of anchors, not of logits (`reduction=sum`; mean: by both); without anchors or columns
-it is 0. The shared set is one
-training example a class, drawn with the partition's seed and kept by its owner too.
-`beta`: chosen from 0.5, 0.1, 0.01 and 0.001, which one is not printed. The curvature of the penalty's sum is about 1,000
-to 10,000 times beta, and SGD with lr 0.01 and momentum 0.9 is stable up to 2 (1 + 0.9) / 0.01 = 380: 0.1 and more
+it is 0. The shared set is one training example a class, drawn with the partition's seed and kept by its owner too.
+`beta`: chosen from 0.5, 0.1, 0.01 and 0.001, which one is not printed. The penalty's curvature is about 1,000 to 10,000
+times beta, and SGD with lr 0.01 and momentum 0.9 is stable up to 2 (1 + 0.9) / 0.01 = 380: 0.1 and more
 diverge or nearly so, hence 0.01 here (sweep=fedka_search searches).
 `dominance`: not printed; null = 0.5 / C, the proportion at which the paper's Fig. 3 sees sudden forgetting.
 Switches: `anchors` both | non_dominant | missing (ablations N and M, with the same columns); `selection` of a
