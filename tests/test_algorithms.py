@@ -184,8 +184,7 @@ SHIPPED = [
         silent=("epochs_on_server",), public=0.15),
     Row(FedDF, live=DF | dict(epochs_on_server=2), other=DF_OTHER, public=0.15,
         silent=("steps", "patience", "interval", "validation")),
-    Row(FedDF, live=DF | dict(epochs_on_server=0), other=DF_OTHER | dict(epochs_on_server=1), public=0.15,
-        silent=("patience",)),  # the first student is the best here
+    Row(FedDF, live=DF | dict(epochs_on_server=0, lr=0.02, steps=24, patience=12, interval=1), other=DF_OTHER | dict(epochs_on_server=1), public=0.15),
     Row(FedALA, live=dict(eta=1.0, part=0.8, threshold=0.001, max_passes=14), other=dict(threshold=10.0, max_passes=3)),
     Row(FedAlign, live=dict(mu=0.5, width=0.4, clip=0.8), other=dict(width=1.0), stops_gradient=True),
     Row(FedRoD, live=dict(gamma=1.0), zero=dict(gamma=0.0), stops_gradient=True),
