@@ -143,8 +143,8 @@ def ntd_row(silent: tuple[str, ...] = (), refused: tuple[str, ...] = (), **chang
     return Row(FedNTD, live=live, zero={"beta": 0.0}, other=other, silent=silent, refused=refused)
 
 
-KA = {"beta": 0.5, "dominance": 0.4, "max_anchors": 2, "anchors": "both", "selection": "hard"}
-KA_OTHER = {"max_anchors": 1, "anchors": "missing", "selection": "proficient"}
+KA = {"beta": 0.5, "dominance": 0.4, "max_anchors": 2, "anchors": "both", "selection": "hard", "reduction": "sum"}
+KA_OTHER = {"max_anchors": 1, "anchors": "missing", "selection": "proficient", "reduction": "mean"}
 FLASHBACK = {"gamma": 0.5, "epochs_on_server": 2, "on_clients": True, "on_server": True}
 DF = {"lr": 0.05, "batch_size": 3, "clip": 0.05, "epochs_on_server": 2}
 DF |= {"steps": 12, "patience": 4, "interval": 2, "validation": 0.5}
@@ -185,12 +185,16 @@ SHIPPED = [
         silent=("epochs_on_server",), public=0.15),
     Row(FedDF, live=DF | dict(epochs_on_server=2), other=DF_OTHER, public=0.15,
         silent=("steps", "patience", "interval", "validation")),
-    Row(FedDF, live=DF | dict(epochs_on_server=0), other=DF_OTHER | dict(epochs_on_server=1), public=0.15),
+    Row(FedDF, live=DF | dict(epochs_on_server=0, lr=0.02, steps=24, patience=12, interval=1),
+        other=DF_OTHER | dict(epochs_on_server=1), public=0.15),
     Row(FedALA, live=dict(eta=1.0, part=0.8, threshold=0.001, max_passes=14), other=dict(threshold=10.0, max_passes=3)),
     Row(FedAlign, live=dict(mu=0.5, width=0.4, clip=0.8), other=dict(width=1.0), stops_gradient=True),
     Row(FedRoD, live=dict(gamma=1.0), zero=dict(gamma=0.0), stops_gradient=True),
-    Row(FedFOMO, live=dict(models=2, validation=0.4, epsilon=1.0, epsilon_decay=0.1),
-        other=dict(models=1, epsilon=0.0, epsilon_decay=0.9)),
+    Row(FedFOMO, live=dict(models=1, validation=0.4, epsilon=1.0, epsilon_decay=0.1, distance="l1"),
+        other=dict(models=2, epsilon=0.0, epsilon_decay=0.9, distance="l2"), silent=("distance",)),  # one helps at most
+    Row(FedFOMO, live=dict(models=3, validation=0.4, epsilon=1.0, epsilon_decay=0.1, distance="l1"),
+        other=dict(models=1, epsilon=0.0, epsilon_decay=0.9, distance="l2"),
+        silent=("epsilon", "epsilon_decay")),  # all are sent
     Row(FedPAC, live=dict(lambda_=1.0, head_lr=0.2, head_epochs=1), other=dict(head_epochs=2)),
 ]  # fmt: skip
 ROWS = [*SHIPPED, Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)), Row(SignDescent, live=dict(scale=0.5))]

@@ -3,9 +3,11 @@
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from hypothesis import given, reject, settings
@@ -25,6 +27,7 @@ from fedexp.data.partition import (
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
 from fedexp.errors import ConfigError
+from fedexp.prepare import partition_of
 from fedexp.settings import Public
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -558,3 +561,36 @@ def test_a_partition_from_a_file_may_not_hold_public_examples(tmp_path):
     assert [part.tolist() for part in partition.parts] == [[0, 1, 2], [5, 6]]
     with pytest.raises(ConfigError, match="client 1 holds example 5, which is in the public set"):
         make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([4, 5]))
+
+
+def test_natural_clients_can_be_the_largest():
+    owners = np.repeat([0, 1, 2, 3], [3, 6, 2, 6])
+    partition = Natural(choice="largest").split(np.zeros(17, dtype=int), 2, rng(), owners)
+    assert [part.tolist() for part in partition.parts] == [list(range(3, 9)), list(range(11, 17))]
+    with pytest.raises(ConfigError, match=r"partition\.choice=most"):
+        Natural(choice="most")
+
+
+@pytest.mark.parametrize("choice", ["random", "largest"])
+def test_a_public_set_comes_from_the_writers_that_take_part(choice):
+    owners = np.repeat(np.arange(10), 20)
+    owners[:5] = 9  # the largest writer
+    data = SimpleNamespace(y_train=torch.arange(200) % 4, owners=owners, num_classes=4)
+    task = SimpleNamespace(train=np.arange(200), classes=(0, 1, 2, 3))
+    built = SimpleNamespace(
+        seeds=SimpleNamespace(partition=3),
+        settings=SimpleNamespace(num_clients=3),
+        groups={"partition": Natural(choice=choice)},
+        public=Public(fraction=0.1, balanced=False),
+    )
+    partition = partition_of(built, data, task, ())
+    writers = {int(owners[part[0]]) for part in partition.parts}
+    assert len(writers) == 3
+    assert set(owners[partition.public].tolist()) <= writers
+    assert len(partition.public) == int(0.1 * np.isin(owners, list(writers)).sum())
+    for part in partition.parts:
+        assert len(set(owners[part].tolist())) == 1
+    without = partition_of(
+        SimpleNamespace(**vars(built) | {"public": Public(fraction=0, balanced=False)}), data, task, ()
+    )
+    assert writers == {int(owners[part[0]]) for part in without.parts}, "the same writers without a public set"

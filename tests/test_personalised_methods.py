@@ -15,7 +15,9 @@ from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
 from fedexp.algorithms.fedrod import PERSONAL, FedRoD
 from fedexp.engine.base import ScheduledData
-from world import LOCAL, assemble, broadcast, flat, make_experiment, play
+from fedexp.engine.network import LiveNetwork
+from fedexp.engine.sequential import load_start
+from world import LOCAL, Normed, assemble, broadcast, flat, make_experiment, play
 
 
 def assert_close(actual, expected, atol=1e-12):
@@ -140,7 +142,7 @@ def test_fedrod_averages_the_generic_model_only():
 
 
 def fomo(**changes):
-    return FedFOMO(**dict(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05) | changes)
+    return FedFOMO(**dict(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1") | changes)
 
 
 def test_fedfomo_trains_and_validates_on_different_examples():
@@ -155,25 +157,87 @@ def test_fedfomo_trains_and_validates_on_different_examples():
         assert plan["numbers"][plan["mask"] > 0].tolist() == held.tolist(), "the same in every round"
 
 
-def test_fedfomo_s_weights_by_loops():
-    experiment = make_experiment(fomo(), participation=0.6)
-    ctx, data, _, state = context(experiment, 3, 1)
+@pytest.mark.parametrize("distance", ["l1", "l2"])
+def test_fedfomo_s_weights_by_loops(distance):
+    """Against the model before the client's last training; its own trained model is a candidate like the others."""
+    experiment = make_experiment(fomo(distance=distance), participation=0.6)
+    ctx, data, client, state = context(experiment, 3, 1)
     numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
     x, y = data.take(numbers)
 
     def loss(params):
         return float(F.cross_entropy(experiment.bench.net(params, x).logits, y))
 
-    own, gains = ctx.client["params"], []
-    for j in range(2):
-        assert_close(tree.row(ctx.personal["models"], j), state.clients[int(ctx.personal["numbers"][j])]["params"], 0.0)
-        other = tree.row(ctx.personal["models"], j)
-        gains.append(max(0.0, (loss(own) - loss(other)) / float((flat(other) - flat(own)).norm())))
-    total = sum(gains)
-    expected = torch.tensor([g / total if total else 0.0 for g in gains], dtype=torch.float64)
+    base = ctx.client["before"]
+    assert not torch.equal(flat(base), flat(ctx.client["params"]))
+    candidates = [state.clients[int(j)]["params"] for j in ctx.personal["numbers"]] + [state.clients[client]["params"]]
+    gains = []
+    for other in candidates:
+        apart = (flat(other) - flat(base)).norm(p=1 if distance == "l1" else 2)
+        gains.append((loss(base) - loss(other)) / float(apart))
+    total = sum(max(g, 0.0) for g in gains)
+    expected = torch.tensor([max(g, 0.0) / total if total else 0.0 for g in gains], dtype=torch.float64)
     assert_close(ctx.begin["weights"], expected, 1e-9)
-    mixed = flat(own) + sum(w * (flat(tree.row(ctx.personal["models"], j)) - flat(own)) for j, w in enumerate(expected))
-    assert_close(flat(experiment.algorithm.start(experiment.bench.net, data, ctx)), mixed, 1e-9)
+    assert_close(ctx.begin["affinity"], torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64), 1e-9)
+    moved = flat(base) + sum(w * (flat(m) - flat(base)) for w, m in zip(expected, candidates, strict=True))
+    assert_close(flat(experiment.algorithm.start(experiment.bench.net, data, ctx)), moved, 1e-9)
+
+
+def test_fedfomo_s_baseline_is_where_the_last_training_started():
+    """A client without candidates (there are no others) goes on from its trained model if that is better; with a model
+    that training made worse, it goes back."""
+    experiment = make_experiment(fomo(models=1), sizes=(10,), participation=1.0)
+    ctx, _, _, state = context(experiment, 2, 0)
+    own, before = state.clients[0]["params"], state.clients[0]["before"]
+    weight = float(ctx.begin["weights"][1])
+    assert weight in (0.0, 1.0)
+    assert_close(flat(ctx.begin["start"]), flat(own if weight else before))
+    worse = replace(ctx, client={"params": before, "before": own} if weight else ctx.client)
+    data = ScheduledData(experiment.bench, assemble(experiment, state, 3).schedules[0])
+    assert_close(experiment.algorithm.begin(experiment.bench.net, data, worse)["start"], worse.client["before"])
+
+
+def test_fedfomo_breaks_ties_at_random():
+    experiment = make_experiment(fomo(models=1), participation=1.0)
+    state = play(experiment, 1)
+    server = state.server | {"affinity": torch.eye(5, dtype=torch.float64)}
+    others = np.arange(1, 5)
+    drawn = {experiment.algorithm.chosen(server, 0, others, np.random.default_rng(i))[0] for i in range(40)}
+    assert drawn == {1, 2, 3, 4}
+    server["affinity"][0] = torch.tensor([1.0, -0.5, 0.0, -0.2, -3.0])
+    best = replace(experiment.algorithm, models=3).chosen(server, 0, others, np.random.default_rng(0))
+    assert best == [2, 3, 1], "also among values below 0"
+
+
+def test_fedfomo_explores_place_by_place():
+    """Half of four places are random: over many draws the best model is nearly always sent, but not always first."""
+    algorithm, others = fomo(models=2, epsilon=0.5), np.arange(1, 9)
+    affinity = torch.zeros(9, 9, dtype=torch.float64)
+    affinity[0, 1:3] = torch.tensor([9.0, 8.0], dtype=torch.float64)
+    server = {"affinity": affinity, "round": torch.zeros(())}
+    draws = [algorithm.chosen(server, 0, others, np.random.default_rng(i)) for i in range(200)]
+    kinds = {tuple(j in (1, 2) for j in draw) for draw in draws}
+    assert kinds == {(True, True), (True, False), (False, True), (False, False)}
+    assert all(len(set(draw)) == 2 for draw in draws)
+
+
+def test_fedfomo_s_models_keep_their_running_statistics():
+    """Those of a client go into its next training; what is tested has the mean of all clients' with n_k."""
+    experiment = make_experiment(fomo(), model=Normed(), participation=0.6)
+    name, state = "norm.running_mean", play(experiment, 2)
+    initial = experiment.initial_buffers[name]
+    sizes = [len(part) for part in experiment.stages[0].federation.parts]
+    models = [state.clients[c]["params"][name] if c in state.clients else initial for c in range(5)]
+    assert_close(state.server["buffers"][name], sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes))
+    cohort = assemble(experiment, state, 3)
+    position = next(i for i, c in enumerate(cohort.clients) if c in state.clients)
+    ctx, data, _, _ = context(experiment, 2, position)
+    start = experiment.algorithm.start(experiment.bench.net, data, ctx)
+    assert not torch.equal(start[name], state.server["buffers"][name])
+    live = LiveNetwork(experiment.bench.net)
+    load_start(live, start, state.server["buffers"])
+    assert_close(live.buffers()[name], start[name], 0.0)
+    assert name not in live.params
 
 
 def test_fedfomo_tests_the_average_of_all_clients_models():
@@ -195,7 +259,7 @@ def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
     trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
     expected = state.server["affinity"].clone()
     for i, client in enumerate(cohort.clients):
-        for number, weight in zip(trained.messages["numbers"][i], trained.messages["weights"][i], strict=True):
+        for number, weight in zip(trained.messages["numbers"][i], trained.messages["affinity"][i], strict=True):
             expected[client, number] += weight
     assert_close(play(experiment, 3).server["affinity"], expected)
     others = [c for c in range(5) if c != 0]

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from fedexp import tree
-from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Context
+from fedexp.algorithms.base import FedAvg, fresh_pass
+from fedexp.algorithms.contract import Batch, Context
 from fedexp.algorithms.fedavgm import FedAvgM
 from fedexp.algorithms.fedcurv import FedCurv
 from fedexp.algorithms.feddyn import FedDyn, clipped
 from fedexp.algorithms.fednova import FedNova, effective_steps
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.engine.base import ScheduledData
+from fedexp.engine.base import ScheduledData, to_tensors
 from fedexp.errors import ConfigError
 from world import (
     LOCAL,
@@ -267,11 +267,13 @@ def fisher_context(estimator, samples, local):
     algorithm = FedCurv(lambda_=1.0, samples=samples, estimator=estimator)
     experiment = make_experiment(algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False)
     state = experiment.initial_state()
-    (schedule,) = assemble(experiment, state, 1).schedules
-    data = ScheduledData(experiment.bench, schedule)
-    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local)
+    cohort = assemble(experiment, state, 1)
+    data = ScheduledData(experiment.bench, cohort.schedules[0])
+    plan = to_tensors(cohort.plans[0], experiment.bench.device)
+    ctx = Context({}, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local)
+    fresh = [Batch(b.x[mask > 0], b.y[mask > 0], None, b.step) for b, mask in fresh_pass(data, ctx)]
     params = state.server["params"]
-    return algorithm.fisher(experiment.bench.net, params, data, ctx), params, list(data.batches())
+    return algorithm.fisher(experiment.bench.net, params, data, ctx), params, fresh
 
 
 def analytic(params, batch):
@@ -292,6 +294,26 @@ def test_fedcurv_s_fisher_of_softmax_regression():
     u, params, batches = fisher_context("batch", 500, local)
     for name, part in (("classifier.weight", 0), ("classifier.bias", 1)):
         assert_close(u[name], sum(g[part].mean(0) ** 2 for g in grads) / 3)
+
+
+def test_fedcurv_looks_at_a_pass_of_its_own():
+    """All examples once, in another order and with other augmentation than in training; fewer batches where `samples`
+    needs no more; the other batches of a shorter client are masked."""
+    local = replace(LOCAL, epochs=2, batch_size=4)
+    algorithm = FedCurv(lambda_=1.0, samples=500, estimator="batch")
+    experiment = make_experiment(algorithm, local, (10, 3), SoftmaxRegression(), participation=1.0)
+    cohort = assemble(experiment, experiment.initial_state(), 1)
+    plan, schedule = cohort.plans[0], cohort.schedules[0]
+    mask = plan["after_mask"] > 0
+    part = experiment.stages[0].federation.parts[cohort.clients[0]].tolist()
+    assert mask.sum(1).tolist() == [4, 4, 2]
+    assert sorted(plan["after_index"][mask]) == part
+    epochs = [schedule.index[i : i + 3].numpy()[mask].tolist() for i in (0, 3)]
+    assert plan["after_index"][mask].tolist() not in epochs
+    assert not np.array_equal(plan["after_draws"][mask], schedule.draws[:3].numpy()[mask])
+    assert (cohort.plans[1]["after_mask"].sum(1) == [3, 0, 0]).all()
+    few = make_experiment(replace(algorithm, samples=4), local, (10, 3), SoftmaxRegression(), participation=1.0)
+    assert assemble(few, few.initial_state(), 1).plans[0]["after_index"].shape == (2, 4)
 
 
 @pytest.mark.parametrize(("samples", "used"), [(0, 1), (3, 1), (4, 2), (7, 2), (8, 3), (99, 3)])

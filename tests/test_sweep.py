@@ -38,7 +38,7 @@ def test_each_printed_cell_has_exactly_one_job(name):
     sweep = load(name)
     with TABLES.open(encoding="utf-8", newline="") as file:
         printed = [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
-    assert bool(printed) == ("fig" not in name)
+    assert bool(printed) == ("fig" not in name and "search" not in name)
     hits = Counter()
     for block in sweep.blocks:
         for combination in block.combinations():
@@ -52,7 +52,8 @@ def test_each_printed_cell_has_exactly_one_job(name):
         excused |= name == "cfed_table1_lr1e-6" and not (
             row["setting"].endswith("; centralized") and not row["method"].startswith("CFeD")
         )
-        assert hits[i] == (0 if excused else 1), row
+        other_reading = name.endswith(("_released", "_mean"))  # of some of a table's methods
+        assert hits[i] <= 1 if other_reading else hits[i] == (0 if excused else 1), row
 
 
 @every_sweep

@@ -16,7 +16,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.contract import Federation, ServerRound
 from fedexp.client_states import to
 from fedexp.engine.base import Cohort, Gather, Trained, Workbench
-from fedexp.engine.schedule import make_schedule
+from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
 from fedexp.experiment import Experiment
 from fedexp.rng import stream
 from fedexp.tree import Tree
@@ -147,27 +147,45 @@ def assemble(
     seed, bench, info = experiment.seeds.training, experiment.bench, experiment.stage_of(number).federation
     roles = exchange.roles(info, clients, stream(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
-    schedules = [
-        make_schedule(
-            part=role.training_part(info, client),
-            local=replace(bench.local, epochs=role.epochs(bench.local)),
-            augmentation=bench.augmentation if role.augments else None,
-            image_size=bench.data.image_size,
-            seed=seed,
-            round=number,
-            client=client,
-            skip_single=experiment.mixes_examples,
-        )
-        for role, client in pairs
-    ]
+    schedules = [schedule_of(experiment, role, number, client) for role, client in pairs]
     states = [
         to(kept[c], bench.device) if c in kept else role.client_init(experiment.initial, info) for role, c in pairs
     ]
-    plans = [role.plan(info, c, stream(seed, "plan", number, c)) for role, c in pairs]
+    plans = [
+        role.plan(info, c, stream(seed, "plan", number, c)) | plan_after(experiment, role, number, c)
+        for role, c in pairs
+    ]
     personals = [
         to(role.personal(server, c, kept, info, stream(seed, "personal", number, c)), bench.device) for role, c in pairs
     ]
     return Cohort(number, clients, roles, schedules, states, plans, personals)
+
+
+def schedule_of(
+    experiment: Experiment, role: FedAvg, number: int, client: int, epochs: int | None = None, again: str = ""
+) -> Schedule:
+    """What a client trains on in a round: in `epochs` passes, None: as many as its role has."""
+    bench, info = experiment.bench, experiment.stage_of(number).federation
+    return make_schedule(
+        part=role.training_part(info, client),
+        local=replace(bench.local, epochs=epochs or role.epochs(bench.local)),
+        augmentation=bench.augmentation if role.augments else None,
+        image_size=bench.data.image_size,
+        seed=experiment.seeds.training,
+        round=number,
+        client=client,
+        skip_single=experiment.mixes_examples,
+        again=again,
+    )
+
+
+def plan_after(experiment: Experiment, role: FedAvg, number: int, client: int) -> Tree:
+    """The batches of FedAvg.after as a part of a client's plan."""
+    steps = role.after(experiment.stage_of(number).federation, experiment.bench.local)
+    if not steps:
+        return {}
+    fresh = schedule_of(experiment, role, number, client, epochs=1, again=" after")
+    return {f"after_{name}": array for name, array in padded_schedule(fresh, steps).items()}
 
 
 def broadcast(exchange: FedAvg, server: Tree) -> Tree:

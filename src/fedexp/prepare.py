@@ -274,16 +274,17 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
 def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
     """Who holds which examples of a task. The partitioner sees its examples alone, and its classes numbered anew."""
     seed, settings = built.seeds.partition, built.settings
-    labels = np.searchsorted(task.classes, data.y_train.numpy()[task.train])
+    partitioner, rng, numbers = built.groups["partition"], stream(seed, "partition", *key), task.train
+    kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
+    if kept is not None:
+        numbers = numbers[kept]
+    labels = np.searchsorted(task.classes, data.y_train.numpy()[numbers])
     public = built.public.split(labels, len(task.classes), stream(seed, "public", *key))
     if built.public.fraction and not len(public):
         raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
-    owners = None if data.owners is None else data.owners[task.train]
-    partition = make_partition(
-        built.groups["partition"], labels, len(task.classes), settings.num_clients,
-        stream(seed, "partition", *key), owners, public,
-    )  # fmt: skip
-    return partition.among(task.train, data.y_train.numpy(), data.num_classes)
+    owners = None if data.owners is None else data.owners[numbers]
+    partition = make_partition(partitioner, labels, len(task.classes), settings.num_clients, rng, owners, public)
+    return partition.among(numbers, data.y_train.numpy(), data.num_classes)
 
 
 def augmentation_of(dataset: Any, wanted: bool) -> Any:

@@ -52,6 +52,15 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
         yield batch, (ones if batch.mask is None else batch.mask) * (batch.step < own)
 
 
+def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """The batches that `FedAvg.after` has asked for, shuffled and augmented anew, and their masks [B]."""
+    index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
+    for step in range(len(index)):
+        mask = masks[step].to(ctx.steps.dtype)
+        x, y = data.take(index[step], None if draws is None else draws[step])
+        yield Batch(x, y, mask, step), mask
+
+
 def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
     """A plan for `ClientData.take`: example numbers (at least one) padded to `size`, and their mask."""
     padded, mask = np.full(size, numbers[0]), np.zeros(size)
@@ -139,6 +148,10 @@ class FedAvg:
         """Numbers of the examples that this client trains on; of several sets, each batch comes from one."""
         return info.parts[client]
 
+    def after(self, info: Federation, local: LocalTraining) -> int:
+        """Batches, at most, of another pass over the client's data that `finish` looks at (`fresh_pass`)."""
+        return 0
+
     def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Numpy arrays such as extra example numbers or roles of this round, of one shape for all clients."""
         return {}
@@ -149,8 +162,13 @@ class FedAvg:
         """Constants of one client's round, such as outputs of a teacher on fixed inputs."""
         return {}
 
+    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
+        """Of an algorithm whose `begin` gives the same of every batch of the first pass, stacked: that of one batch, so
+        that an engine need not ask for the padding of shorter clients."""
+        return {}
+
     def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        """Where local training starts."""
+        """Where local training starts; with running statistics among them, these replace the global model's."""
         return ctx.server["params"]
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:

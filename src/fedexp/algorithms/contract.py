@@ -58,8 +58,9 @@ class ClientData(Protocol):
     def batches(self) -> Iterator[Batch]:
         """The batches of this round in the order in which they are trained on."""
 
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Training examples by number, normalised and not augmented: (x [n, ...], y [n])."""
+    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Training examples by number, normalised, and augmented where random numbers for that are given (see
+        FedAvg.after): (x [n, ...], y [n])."""
 
     @property
     def steps(self) -> int:

@@ -7,7 +7,8 @@ compared:
     W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1),
 by mini-batches of `part` of the local data.
 W is 1 at first and kept. The first time, passes are repeated until the last 10 losses (of a pass's last batch) have a
-standard deviation below `threshold`, but no more than `max_passes`; later there is one pass. Then training as usual.
+population standard deviation (division by 10, numpy's default, as in the authors' code) below `threshold`, but no more
+than `max_passes`; later there is one pass. Then training as usual.
 Off before a client has trained once. Accuracy is that of the averaged model (FedKA's generic accuracy).
 Deviations: the data of that search are not augmented, so that their features under the global body are computed once; p
 is not a parameter, since more layers would need them anew in every step.
@@ -88,7 +89,7 @@ class FedALA(FedAvg):
             recent = torch.cat([recent[1:], value[None]])
             on = on & (rounds == 1)  # from the second time on, one pass
             if number >= LAST:
-                on = on & (recent.std() >= self.threshold)
+                on = on & (recent.std(correction=0) >= self.threshold)
         return W
 
     def start(self, net: Network, data: ClientData, ctx: Context) -> Params:

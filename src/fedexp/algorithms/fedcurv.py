@@ -11,7 +11,7 @@ Switch `estimator`: `batch`, as in FedNTD's released code, is the mean over mini
 batch's mean cross-entropy (labels as given), over one pass that stops after more than `samples` examples; `sample`
 squares the gradient of every example, the textbook diagonal, about a batch size larger: lambda belongs to the
 estimator.
-The gradients are taken on the (augmented) batches of the round, in eval mode.
+The gradients are taken in eval mode on one more pass after training, shuffled and augmented anew, as in that code.
 """
 
 import math
@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import torch
 
 from fedexp import tree
-from fedexp.algorithms.base import FedAvg, first_pass
+from fedexp.algorithms.base import FedAvg, fresh_pass
 from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.fisher import ESTIMATORS, squares
 from fedexp.errors import require, require_choice
+from fedexp.settings import LocalTraining
 from fedexp.tree import Params, Tree
 
 
@@ -51,6 +52,9 @@ class FedCurv(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return {k: server[k] for k in ("params", "u", "v")}
 
+    def after(self, info: Federation, local: LocalTraining) -> int:
+        return min(-(-info.largest // local.batch_size), self.samples // local.batch_size + 1)
+
     def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         return {k: tree.subtract(ctx.server[k], ctx.client[k]) for k in ("u", "v")}
 
@@ -74,7 +78,7 @@ class FedCurv(FedAvg):
         """u_k: the mean over the batches (`sample`: over the examples) that count."""
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)
-        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+        for batch, mask in fresh_pass(data, ctx):
             counts = ((mask.sum() > 0) & (seen <= self.samples)).to(seen.dtype)
             found, number = squares(net, params, batch, mask, self.estimator)
             total = {k: total[k] + counts * found[k] for k in total}

@@ -6,9 +6,10 @@ clients as in FedAvg; then, from w = sum_k p_k w_k, on mini-batches of public im
     min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ),
 averaging logits, not probabilities; temperature 1; teachers in eval mode, the student in train mode.
 Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps of B = 128, gradients
-clipped at norm 5, the best model on held-out labelled data, looked at every 100 steps, no further than `patience` =
-1,000 steps without gain. Switches: `epochs_on_server` > 0 runs that many passes over the public set instead and takes
-the last model, the form for comparisons with Flashback (E_s); `steps` and `patience` then mean nothing.
+clipped at norm 5, the best student on held-out labelled data, looked at every 100 steps, no further than `patience` =
+1,000 steps without gain (2,000 where the code is called without one). The average that the student began as is no
+candidate, as in the code's default. Switches: `epochs_on_server` > 0 runs that many passes over the public set instead
+and takes the last model, the form for comparisons with Flashback (E_s); `steps` and `patience` then mean nothing.
 Deviation: the authors validate on 10 % of the training data; here on the first `validation` of the public set in random
 order, whose labels are read for that alone.
 """
@@ -82,15 +83,16 @@ class FedDF(FedAvg):
     def search(
         self, net: ServerNetwork, server: Tree, teacher: torch.Tensor, rng: np.random.Generator, public: PublicData
     ) -> Tree:
-        """By steps, with early stopping: the best model on the validation data."""
+        """By steps, with early stopping: the best student on the validation data, never the average it began as."""
         order = rng.permutation(len(public))
         held = max(int(self.validation * len(public)), 1)
         check, rest = order[:held], order[held:]
         forever = (rest[part] for part in endless(rng, len(rest), self.batch_size))
         adam = Adam(net.params, self.lr, self.steps, self.clip)
-        best, best_accuracy, best_step = distillation.refined(net, server), accuracy(net, public, check), 0
-        for step in range(self.interval, self.steps + 1, self.interval):
-            self.distil(net, public, teacher, (next(forever) for _ in range(self.interval)), adam)
+        best, best_accuracy, best_step = server, -math.inf, 0
+        for done in range(0, self.steps, self.interval):
+            step = min(done + self.interval, self.steps)
+            self.distil(net, public, teacher, (next(forever) for _ in range(step - done)), adam)
             now = accuracy(net, public, check)
             if now > best_accuracy:
                 best, best_accuracy, best_step = distillation.refined(net, server), now, step

@@ -1,15 +1,22 @@
-"""FedFOMO: every client has a model of its own and moves it towards the others' models that help it.
+"""FedFOMO: every client has a model of its own and moves it towards the models that help it.
 
-M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, Eq. (3)-(4). A client
-receives `models` other clients' models theta_j, and with its loss l_i on its own validation data
-    w_j proportional to max(0, (l_i(theta_i) - l_i(theta_j)) / ||theta_j - theta_i||),   sum_j w_j = 1 if any is > 0
-    theta_i <- theta_i + sum_j w_j (theta_j - theta_i),  then local training.
-The server keeps an affinity P (identity at first), adds w_ij to P_ij, and sends the largest; with probability epsilon,
-which falls by `epsilon_decay` a round, random ones instead (the authors' code).
+M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, Eq. (3)-(4), and the
+authors' code. Let theta be client i's model before its last local training (the baseline). The candidates theta_j are
+`models` other clients' models and the model that client i itself trained last. With the loss l_i on its own validation
+data
+    d_j = (l_i(theta) - l_i(theta_j)) / ||theta_j - theta||
+    w_j = max(0, d_j) / sum_k max(0, d_k), or 0 if no d_k is > 0
+    theta <- theta + sum_j w_j (theta_j - theta),  then local training.
+So a client whose last training did not lower its validation loss goes back to where that training started.
+The server keeps an affinity P (identity at first), adds d_j / |sum_k d_k| to P_ij (negative values too), and sends the
+models with the largest; ties are broken at random. With probability epsilon, which falls by `epsilon_decay` a round, a
+place goes to a random model instead. `distance` is the norm: l1, the released code's default, or l2.
 Validation: `validation` of a client's examples, the same in all rounds, which it does not train on.
 There is no global model: what is tested is the average of all K clients' latest models with n_k (FedKA's Table 9 says
-"generic accuracy" without a rule). The upload is the change of the client's model, from which the server knows the
-model.
+"generic accuracy" without a rule), their running statistics likewise. The upload is the change of the client's model,
+from which the server knows the model. A client's models keep their running statistics.
+Deviations from the released code: the server offers the models of all clients that have ever taken part, not only of
+the last cohort; epsilon falls by rounds, not by local epochs.
 """
 
 from collections.abc import Mapping
@@ -21,29 +28,34 @@ import torch.nn.functional as F
 
 from fedexp import tree
 from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
-from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network, ServerRound
-from fedexp.errors import require
+from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network, ServerNetwork, ServerRound
+from fedexp.errors import require, require_choice
 from fedexp.rng import stream
 from fedexp.tree import Params, Tree
+
+SMALLEST = 1e-9  # sum of the affinities' changes below which it is enlarged by as much, as in the authors' code
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedFOMO(FedAvg):
     models: int  # M, received in each round
     validation: float  # fraction of a client's examples
-    epsilon: float  # chance of random models instead of the best, in the first round
+    epsilon: float  # chance of a random model instead of the best, in the first round
     epsilon_decay: float  # taken off in every round
+    distance: str  # l1 | l2
 
     def __post_init__(self) -> None:
         require(self.models >= 1, "algorithm.models", self.models, "at least 1")
         require(0 < self.validation < 1, "algorithm.validation", self.validation, "greater than 0 and less than 1")
         require(0 <= self.epsilon <= 1, "algorithm.epsilon", self.epsilon, "between 0 and 1")
         require(0 <= self.epsilon_decay <= 1, "algorithm.epsilon_decay", self.epsilon_decay, "between 0 and 1")
+        require_choice("algorithm.distance", self.distance, ("l1", "l2"))
 
     @property
     def needs(self) -> Needs:
         kept = "models of all clients, affinities P"
-        return Needs(client_state="its model", server_state=kept, down=self.models, small="w_j up")
+        mine = "its model before and after its last training"
+        return Needs(client_state=mine, server_state=kept, down=self.models, small="d_j up")
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         like = next(iter(params.values()))
@@ -51,7 +63,7 @@ class FedFOMO(FedAvg):
         return {"params": params, "affinity": affinity, "round": like.new_zeros(())}
 
     def client_init(self, params: Params, info: Federation) -> Tree:
-        return {"params": params}
+        return {"params": params, "before": params}
 
     def held_out(self, info: Federation, client: int) -> np.ndarray:
         """Validation examples of a client; those that have a single example validate on it."""
@@ -69,49 +81,85 @@ class FedFOMO(FedAvg):
     def personal(
         self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
     ) -> Tree:
-        others = np.array(sorted(set(kept) - {client}), dtype=np.int64)
-        if rng.random() < self.epsilon - self.epsilon_decay * float(server["round"]):
-            chosen = rng.permutation(others)[: self.models]
-        else:
-            affinity = server["affinity"][client].cpu().numpy()[others]
-            chosen = others[np.argsort(-affinity, kind="stable")[: self.models]]
+        chosen = self.chosen(server, client, np.array(sorted(set(kept) - {client}), dtype=np.int64), rng)
         # Slots without a model, in early rounds, hold the initial average and do not count.
-        like = server["affinity"]
-        models = [tree.map(lambda leaf: leaf.to(like.device), kept[int(j)]["params"]) for j in chosen]
-        models += [server["params"]] * (self.models - len(chosen))
-        numbers = torch.as_tensor(np.resize(chosen, self.models) if len(chosen) else np.zeros(self.models, np.int64))
+        like, filler = server["affinity"], server["params"] | server["buffers"]
+        models = [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in chosen]
+        models += [filler] * (self.models - len(chosen))
+        numbers = torch.tensor(chosen + [client] * (self.models - len(chosen)), device=like.device)
         valid = (torch.arange(self.models) < len(chosen)).to(like)
-        return {"models": tree.stack(models), "numbers": numbers.to(like.device), "valid": valid}
+        # The running statistics of a client that has not taken part are those of the initial model.
+        first = server.get("first_buffers", server["buffers"])
+        return {"models": tree.stack(models), "numbers": numbers, "valid": valid, "first_buffers": first}
+
+    def chosen(self, server: Tree, client: int, others: np.ndarray, rng: np.random.Generator) -> list[int]:
+        """The clients whose models `client` is sent: for each place the best that is left, or a random one."""
+        affinity = server["affinity"][client].cpu().numpy()[others]
+        best = others[np.lexsort((rng.random(len(others)), -affinity))].tolist()
+        random = rng.permutation(others).tolist()
+        epsilon, found = self.epsilon - self.epsilon_decay * float(server["round"]), []
+        for _ in range(min(self.models, len(others))):
+            order = random if rng.random() < epsilon else best
+            found.append(next(j for j in order if j not in found))
+        return found
 
     def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """w_j, [M]."""
-        own, others = ctx.client["params"], ctx.personal["models"]
+        """w_j and the changes of P, [M + 1] each with the client's own model last, and the model that they lead to."""
+        base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
 
-        def loss(params: Params) -> torch.Tensor:
-            return masked_mean(F.cross_entropy(net(params, x).logits, y, reduction="none"), mask)
+        def loss(model: Params) -> torch.Tensor:
+            return masked_mean(F.cross_entropy(net(model, x).logits, y, reduction="none"), mask)
 
-        gains = []
-        for j in range(self.models):
-            model = tree.row(others, j)
-            distance = tree.squared_distance(model, own).sqrt()
-            gains.append((loss(own) - loss(model)) / torch.where(distance > 0, distance, 1.0))
-        gain = torch.stack(gains).clamp(min=0) * ctx.personal["valid"]
-        return {"weights": gain / torch.where(gain.sum() > 0, gain.sum(), 1.0)}
+        reference, gains = loss(base), []
+        for model in [*(tree.row(ctx.personal["models"], j) for j in range(self.models)), own]:
+            distance = self.norm({k: model[k] - base[k] for k in ctx.server["params"]})
+            gains.append((reference - loss(model)) / torch.where(distance > 0, distance, 1.0))
+        gain = torch.stack(gains) * torch.cat([ctx.personal["valid"], ctx.personal["valid"].new_ones(1)])
+        helpful, total = gain.clamp(min=0), gain.sum().abs()
+        weights = helpful / torch.where(helpful.sum() > 0, helpful.sum(), 1.0)
+        models = {k: torch.cat([others, own[k][None]]) for k, others in ctx.personal["models"].items()}
+        start = {k: mixed(v, models[k], weights) for k, v in base.items()}
+        affinity = gain / torch.where(total < SMALLEST, total + SMALLEST, total)
+        return {"weights": weights, "affinity": affinity, "start": start}
+
+    def norm(self, difference: Params) -> torch.Tensor:
+        if self.distance == "l1":
+            return torch.stack([v.abs().sum() for v in difference.values()]).sum()
+        return tree.dot(difference, difference).sqrt()
 
     def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        own, others, weights = ctx.client["params"], ctx.personal["models"], ctx.begin["weights"]
-        return {k: v + torch.tensordot(weights, others[k] - v, 1) for k, v in own.items()}
+        return ctx.begin["start"]
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        message = {"change": tree.subtract(params, ctx.client["params"]), "weights": ctx.begin["weights"]}
-        return message | {"numbers": ctx.personal["numbers"]}, {"params": params}
+        own, trained = ctx.personal["first_buffers"] | ctx.client["params"], params | net.buffers()
+        message = {"change": tree.subtract(trained, own), "affinity": ctx.begin["affinity"][:-1]}
+        return message | {"numbers": ctx.personal["numbers"]}, {"params": trained, "before": ctx.begin["start"]}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        shares = round.weights / float(round.info.weights.sum())
-        average = {k: v + torch.tensordot(shares.to(v), messages["change"][k], 1) for k, v in server["params"].items()}
+        average = self.moved(server["params"], messages, round)
         affinity = server["affinity"].clone()
         for i, client in enumerate(round.clients):
-            affinity[client].index_add_(0, messages["numbers"][i], messages["weights"][i])
-        return server | {"params": average, "affinity": affinity, "round": server["round"] + 1}
+            affinity[client].index_add_(0, messages["numbers"][i], messages["affinity"][i])
+        new = {"params": average, "affinity": affinity, "round": server["round"] + 1}
+        return server | new | {"first_buffers": server.get("first_buffers", server["buffers"])}
+
+    def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        """The running statistics are those of all clients' models, not of the cohort's."""
+        return server | {"buffers": self.moved(round.previous["buffers"], messages, round)}
+
+    def moved(self, average: Params, messages: Tree, round: ServerRound) -> Params:
+        """An average over all clients after the cohort's models have changed; batch counts are the largest."""
+        shares = round.weights / float(round.info.weights.sum())
+        return {
+            k: v + torch.tensordot(shares.to(v), messages["change"][k], 1)
+            if v.is_floating_point()
+            else torch.maximum(v, round.buffers[k].amax(0))
+            for k, v in average.items()
+        }
+
+
+def mixed(base: torch.Tensor, models: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """base + sum_j w_j (models_j - base); batch counts stay those of the base."""
+    return base + torch.tensordot(weights.to(base), models - base, 1) if base.is_floating_point() else base

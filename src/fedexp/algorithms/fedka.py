@@ -6,8 +6,11 @@ its share p^c of a client's examples a class is missing (0), non-dominant (below
 the anchors T are one own example of every non-dominant class and the shared example of every missing class, at most
 `max_anchors` of them (a random choice), not augmented. Loss of a mini-batch:
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
-The sum is divided by the number of anchors, not of logits; without anchors or columns it is 0. The shared set is one
-training example a class, drawn with the partition's seed and kept by its owner too.
+The sum is divided by the number of anchors, not of logits (`reduction=sum`; mean: by both); without anchors or columns
+it is 0. The shared set is one training example a class, drawn with the partition's seed and kept by its owner too.
+`beta`: chosen from 0.5, 0.1, 0.01 and 0.001, which one is not printed. The penalty's curvature is about 1,000 to 10,000
+times beta, and SGD with lr 0.01 and momentum 0.9 is stable up to 2 (1 + 0.9) / 0.01 = 380: 0.1 and more
+diverge or nearly so, hence 0.01 here (sweep=fedka_search searches).
 `dominance`: not printed; null = 0.5 / C, the proportion at which the paper's Fig. 3 sees sudden forgetting.
 Switches: `anchors` both | non_dominant | missing (ablations N and M, with the same columns); `selection` of a
 non-dominant class's example: random, hard (largest cross-entropy of the global model) or proficient (smallest).
@@ -38,6 +41,7 @@ class FedKA(FedAvg):
     max_anchors: int
     anchors: str  # both | non_dominant | missing
     selection: str  # random | hard | proficient
+    reduction: str  # sum | mean, over the logits that count
 
     def __post_init__(self) -> None:
         require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
@@ -46,6 +50,7 @@ class FedKA(FedAvg):
         require(self.max_anchors >= 1, "algorithm.max_anchors", self.max_anchors, "at least 1")
         require_choice("algorithm.anchors", self.anchors, ("both", "non_dominant", "missing"))
         require_choice("algorithm.selection", self.selection, ("random", "hard", "proficient"))
+        require_choice("algorithm.reduction", self.reduction, ("sum", "mean"))
 
     @property
     def needs(self) -> Needs:
@@ -104,4 +109,7 @@ class FedKA(FedAvg):
         rows = len(batch.y)
         loss = masked_mean(F.cross_entropy(logits[:rows], batch.y, reduction="none"), batch.mask)
         columns, valid = (ctx.plan[k].to(logits.dtype) for k in ("columns", "valid"))
-        return loss + self.beta * masked_mean(((ctx.begin["z"] - logits[rows:]) ** 2 * columns).sum(-1), valid)
+        apart = ((ctx.begin["z"] - logits[rows:]) ** 2 * columns).sum(-1)
+        if self.reduction == "mean":
+            apart = apart / columns.sum().clamp(min=1)
+        return loss + self.beta * masked_mean(apart, valid)

@@ -13,6 +13,8 @@ J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Align
 V and h are taken under the received body, before training; eigenvalues below 0.01 of a matrix that is not positive
 definite are dropped, weights below 0.001 are set to 0 (both as in the code). A client's classifier is sent to it when
 it next takes part. Accuracy is that of the averaged body with the n_k-averaged classifier (FedKA's generic accuracy).
+`head_lr`: the authors have 0.1 with momentum 0.5. Deviation: conf/algorithm/fedpac.yaml has 0.01, since with momentum
+0.9 a step is worth 1 / (1 - 0.9) = 10 times its learning rate, not 2 times, and FedKA names one rate, 0.01, for all.
 Feature statistics are taken over the batches of the first pass (augmented like them).
 """
 

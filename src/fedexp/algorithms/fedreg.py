@@ -52,22 +52,26 @@ class FedReg(FedAvg):
         return Needs(data="generated (clients)")
 
     def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        model, made = ctx.server["params"], []
-        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
-            pseudo = self.ascend(net, model, batch, self.eta_s)
-            perturbed = self.ascend(net, model, batch, self.eta_s * self.eta_ratio)
-            soft = net(model, pseudo).logits.softmax(-1)
-            made.append({"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask})
+        made = [self.prepare(net, batch, mask, ctx) for batch, mask in first_pass(data, ctx, ctx.local.epochs)]
         return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
 
-    def ascend(self, net: Network, model: Params, batch: Batch, eta: float) -> torch.Tensor:
-        def loss(x: torch.Tensor) -> torch.Tensor:
-            return F.cross_entropy(net(model, x).logits, batch.y, reduction="sum")
+    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
+        pseudo, perturbed = self.ascend(net, ctx.server["params"], batch)
+        soft = net(ctx.server["params"], pseudo).logits.softmax(-1)
+        return {"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask}
 
-        x = batch.x
-        for _ in range(self.ascent):
-            x = x + eta * grad(loss)(x).sign()
-        return x
+    def ascend(self, net: Network, model: Params, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Pseudo and perturbed data. Both begin at the batch and share its gradient; then they go on side by side."""
+
+        def direction(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return grad(lambda x: F.cross_entropy(net(model, x).logits, y, reduction="sum"))(x).sign()
+
+        first, sizes = direction(batch.x, batch.y), (self.eta_s, self.eta_s * self.eta_ratio)
+        both, y = torch.cat([batch.x + eta * first for eta in sizes]), torch.cat([batch.y] * 2)
+        eta = torch.cat([torch.full_like(batch.x, eta) for eta in sizes])
+        for _ in range(self.ascent - 1):
+            both = both + eta * direction(both, y)
+        return both.chunk(2)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

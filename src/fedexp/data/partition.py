@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedexp.errors import ConfigError, require
+from fedexp.errors import ConfigError, require, require_choice
 from fedexp.files import write_atomically
 
 
@@ -150,6 +150,10 @@ class Partitioner:
         assert len(parts) == num_clients
         return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | info)
 
+    def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
+        """Numbers of the examples, ascending, of which alone a public set and the clients are made; None: of all."""
+        return None
+
     def assign(
         self,
         labels: np.ndarray,
@@ -276,7 +280,28 @@ def _shuffled_blocks(indices: np.ndarray, number: int, rng: np.random.Generator)
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(Partitioner):
-    """The data set's own clients (LEAF); with fewer clients than owners, owners are drawn uniformly at random."""
+    """The data set's own clients (LEAF). With fewer clients than owners, `choice` says which take part: `random`, drawn
+    uniformly, or `largest`, those with the most examples, which is a bound on the smallest number of samples.
+
+    The examples of the others are unused; a public set has none of them either.
+    """
+
+    choice: str = "random"
+
+    def __post_init__(self):
+        require_choice("partition.choice", self.choice, ("random", "largest"))
+
+    def eligible(self, num_clients, rng, owners):
+        if owners is None:
+            return None
+        names, sizes = np.unique(owners, return_counts=True)
+        if num_clients >= len(names):
+            return None
+        if self.choice == "largest":
+            chosen = names[np.argsort(-sizes, kind="stable")[:num_clients]]
+        else:
+            chosen = names[rng.choice(len(names), num_clients, replace=False)]
+        return np.flatnonzero(np.isin(owners, chosen))
 
     def assign(self, labels, num_classes, num_clients, rng, owners):
         if owners is None:
@@ -288,6 +313,7 @@ class Natural(Partitioner):
             raise ConfigError(
                 f"num_clients={num_clients}: the data set has {len(names)} natural clients; use at most that"
             )
-        chosen = np.sort(rng.choice(len(names), num_clients, replace=False))
         by_owner = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+        kept = self.eligible(num_clients, rng, owners)
+        chosen = range(len(names)) if kept is None else np.unique(owner[kept])
         return [by_owner[i] for i in chosen], {"owners": len(names)}

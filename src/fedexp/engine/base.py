@@ -242,8 +242,8 @@ class ScheduledData:
             x, y = self.bench.load_train(self.index[step, :length], draws)
             yield Batch(x, y, None, step)
 
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.bench.load_train(index, None)
+    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.bench.load_train(index, draws)
 
     @property
     def steps(self) -> int:

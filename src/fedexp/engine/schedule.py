@@ -46,13 +46,15 @@ def make_schedule(
     round: int,
     client: int,
     skip_single: bool = False,
+    again: str = "",
 ) -> Schedule:
     """Reshuffles every epoch and keeps the last partial batch (FedNTD B.3). Several parts: each batch comes from one of
     them, and the order of all batches is random.
 
-    skip_single leaves out batches of one example, on which batch normalisation is not defined.
+    skip_single leaves out batches of one example, on which batch normalisation is not defined. again: a name for other
+    random numbers than those of the round's training.
     """
-    orders, size = stream(seed, "batches", round, client), local.batch_size
+    orders, size = stream(seed, f"batches{again}", round, client), local.batch_size
     rows: list[np.ndarray] = []
     parts = part if isinstance(part, tuple) else (part,)
     for _ in range(local.epochs):
@@ -69,7 +71,22 @@ def make_schedule(
         index[s, : len(row)] = row
     draws = None
     if augmentation is not None:
-        numbers = augmentation.draw(stream(seed, "augment", round, client), index.size, *image_size)
+        numbers = augmentation.draw(stream(seed, f"augment{again}", round, client), index.size, *image_size)
         draws = torch.from_numpy(numbers.reshape(*index.shape, numbers.shape[-1]))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     return Schedule(torch.from_numpy(index), lengths, draws)
+
+
+def padded_schedule(schedule: Schedule, steps: int) -> dict[str, np.ndarray]:
+    """The first `steps` batches as a plan of one shape for all clients: index and mask [steps, B], and draws [steps, B,
+    D] where there are any. Missing batches repeat an example with mask 0."""
+    index = np.full((steps, schedule.index.shape[1]), int(schedule.index[0, 0]))
+    mask = np.zeros(index.shape)
+    used = min(steps, schedule.steps)
+    index[:used] = schedule.index[:used].numpy()
+    mask[:used] = np.arange(index.shape[1]) < schedule.lengths[:used, None]
+    arrays = {"index": index, "mask": mask}
+    if schedule.draws is not None:
+        arrays["draws"] = np.zeros((*index.shape, schedule.draws.shape[-1]), dtype=np.int64)
+        arrays["draws"][:used] = schedule.draws[:used].numpy()
+    return arrays

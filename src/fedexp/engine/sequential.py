@@ -55,7 +55,7 @@ def play_client(
             ctx = replace(ctx, begin=algorithm.begin(live, data, ctx))
             hook = "start"
             if has_own(algorithm, "start"):
-                live.load(algorithm.start(live, data, ctx), server["buffers"])
+                load_start(live, algorithm.start(live, data, ctx), server["buffers"])
         hook = "local training"
         loss = train_client(algorithm, live, data, ctx)
         hook = "finish"
@@ -72,6 +72,12 @@ def play_client(
     seconds = time.perf_counter() - start
     messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
     return Trained(messages, [state], loss[None], buffers, correct, seconds if evaluate_local else 0.0)
+
+
+def load_start(live: LiveNetwork, start: Params, sent: Params) -> None:
+    """Where training starts, with running statistics of its own or, where it brings none, those that were sent."""
+    own = {name: start.get(name, buffer) for name, buffer in sent.items()}
+    live.load({name: value for name, value in start.items() if name not in sent}, own)
 
 
 @torch.no_grad()

@@ -73,8 +73,8 @@ class PaddedData:
             x, y = self.bench.load_train(self.index[step], draws)
             yield Batch(x, y, self.mask[step], step)
 
-    def take(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.bench.load_train(index, None)
+    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.bench.load_train(index, draws)
 
     @property
     def steps(self) -> int:
@@ -100,7 +100,8 @@ class Clients:
         plans = stack_plans(cohort.plans, bench.device)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
         fixed = Fixed(personals, states, plans, {}, steps)
-        fixed = fixed._replace(begun=self._per_client(self._begin, *fixed))
+        by_batch = has_own(job.algorithm, "prepare")
+        fixed = fixed._replace(begun=self._prepared(fixed) if by_batch else self._per_client(self._begin, *fixed))
         params = self._start(fixed)
         memory = optimizers.memory_of(params, bench.local)
         self.frame = Frame(job.server, job.lr, fixed, params, memory, torch.zeros_like(steps))
@@ -155,6 +156,26 @@ class Clients:
         start = self._per_client(lambda data, *one: self._call("start", data, *one), *fixed)
         # Like the server's model in memory, which the fused optimizer and the convolutions want.
         return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}
+
+    def _prepared(self, fixed: Fixed) -> Tree:
+        """`prepare` of each batch of the first pass, for those clients that have it; leaves [C, batches, ...], 0 where
+        a client has none."""
+        bench, algorithm, net = self.job.bench, self.job.algorithm, self.job.net
+
+        def call(x, y, mask, *one):
+            return algorithm.prepare(net, Batch(x, y, mask, 0), mask, self._context(Fixed(*one)))
+
+        own = -(-self.padded.steps // bench.local.epochs)
+        room: Tree = {}
+        for step in range(own.max()):
+            active = int((own > step).sum())
+            index, mask = self.padded.index[step, :active], self.padded.mask[step, :active]
+            draws = None if self.padded.draws is None else self.padded.draws[step, :active]
+            made = vmap(call)(*bench.load_train(index, draws), mask, *tree.map(lambda leaf, a=active: leaf[:a], fixed))
+            if not step:
+                room = tree.map(lambda leaf: leaf.new_zeros(self.count, own.max(), *leaf.shape[1:]), made)
+            tree.map(lambda all, some, s=step, a=active: all[:a, s].copy_(some), room, made)
+        return room
 
     def _begin(self, data: PaddedData, *fixed: Tree) -> Tree:
         return self._call("begin", data, *fixed)

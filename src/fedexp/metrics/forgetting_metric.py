@@ -71,7 +71,8 @@ class BackwardTransfer(ForgettingMetric):
 class RoundDrop(ForgettingMetric):
     """`round_forgetting`: drops since the previous evaluated round (Flashback section 3).
 
-    With `local` also `local_round_forgetting`, drops during local training: one value per client, and their mean.
+    With `local` also `local_round_forgetting`, drops during local training: one value per client, and their mean. Like
+    the former it begins in round 2 (t > 1): the initial model has nothing to forget.
     The summary holds the means over all rounds.
     """
 
@@ -91,8 +92,9 @@ class RoundDrop(ForgettingMetric):
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
         if not self.local:
             return {}
-        before = history.distributed(history.local_rounds[index])
-        return {"local_round_forgetting": forgetting.local_round_drop(before, history.local_class_accuracy[index])}
+        round, local = history.local_rounds[index], history.local_class_accuracy[index]
+        drops = forgetting.local_round_drop(history.distributed(round), local)
+        return {"local_round_forgetting": drops if round > 1 else np.full_like(drops, np.nan)}
 
     def summary(self, history: History) -> dict[str, float]:
         values = {"round_forgetting": _mean(forgetting.round_drop(history.matrix))}
