@@ -294,7 +294,7 @@ def measured(paper: str) -> str:
     """Links to what REPRODUCTION.md has measured of it."""
     text = (ROOT / "REPRODUCTION.md").read_text(encoding="utf-8")
     found = [name for name in re.findall(r"^## (.+)$", text, re.MULTILINE) if paper in name]
-    links = [f"[{name}](../reproduction.md#{slug(name)})" for name in found]
+    links = [f"[{name}](../../REPRODUCTION.md#{slug(name)})" for name in found]
     return f"Measured, in part at a reduced budget: {', '.join(links)}." if links else ""
 
 
@@ -379,7 +379,6 @@ def command_line() -> str:
 
 DIRECTIVES = {
     "algorithm-index": algorithm_index,
-    "requirements": requirements,
     "paper-tables": paper_tables,
     "paper-settings": paper_settings,
     "paper-methods": paper_methods,
