@@ -1,7 +1,7 @@
 """The pages of the site: the markdown files of the repository at their own paths, and one page per algorithm.
 
 mkdocs runs this file (plugin gen-files), so links work in the repository and on the site alike. In a page, a line
-`::: name argument` is replaced by what a function of generated.py makes from yaml files, docstrings and tables.
+`::: name argument` is replaced by what a function of generated/ makes from yaml files, docstrings and tables.
 """
 
 import re
