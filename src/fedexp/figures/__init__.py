@@ -40,13 +40,13 @@ def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[P
 
 
 def interim_pictures(run_dir: Path, history: "History") -> dict[str, bytes]:
-    """Heat maps of the class accuracies up to the last round of `history` and, where local models were evaluated in it,
-    its round picture: name -> png. Nothing is written; the run may go on or be long over."""
+    """Draw heat maps of the class accuracies up to the last round of `history` and, where local models were evaluated
+    in it, its round figure: name -> png. Nothing is written; the run may still continue or be long over."""
     return {name: _png(draw()) for name, draw in _figures(load_run(run_dir, history)) if name in INTERIM}
 
 
 def _figures(run: RunFiles) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """The pictures that this run has data for, each to be drawn by a call."""
+    """Yield the figures that this run has data for, each to be drawn by a call."""
     from fedexp.figures import draw
 
     if run.history:

@@ -41,7 +41,7 @@ SUMMARIES = {
 
 
 def metric_name(column: str) -> str:
-    """Of a column of rounds.csv. One that is not known is a forgetting metric's: only these add any."""
+    """Return W&B's name of a column of rounds.csv. An unknown one is a forgetting metric's: only these add any."""
     if column in NAMES:
         return NAMES[column]
     if column.endswith("_seconds"):
@@ -50,7 +50,7 @@ def metric_name(column: str) -> str:
 
 
 def class_metric(name: str) -> str:
-    """Of the test accuracy on a class."""
+    """Return W&B's name of the test accuracy on a class."""
     return f"class/{plain(name)}"
 
 
@@ -76,7 +76,7 @@ def target_name(target: str) -> str:
 
 
 def define_metrics(run: Any) -> None:
-    """Tells W&B the axis of all metrics and which of their values are the best."""
+    """Tell W&B the axis of all metrics and which of their values are the best."""
     run.define_metric("round")
     for name, summary in SUMMARIES.items():
         run.define_metric(name, step_metric="round", summary=summary)
