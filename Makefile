@@ -53,8 +53,8 @@ bench-peers: $(STAMP) ## speed against Flower and pfl-research (installs the ext
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 docs: $(STAMP) ## the documentation as pages, into site/ (installs the extra `docs`)
-	@test -x $(BIN)/mkdocs || $(BIN)/python -m pip install --quiet -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(BIN)/python -m pip install --quiet -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

@@ -133,8 +133,8 @@ def test_nothing_is_sent_that_is_not_declared():
     assert FedAvg().needs == Needs()
 
 
-def test_the_readme_s_table_is_current():
-    text = (CONF.parent / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_the_algorithms_page_is_current():
+    text = (CONF.parent / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
     shown = text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
     assert shown == table(CONF / "algorithm"), "python -m fedexp.requirements prints the table"
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, followed to the letter: its files are written out of tree and its commands are run."""
+"""docs/guide/your_own_parts.md, followed to the letter: its files are written out of tree, its commands are run."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Digits
 
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "your_own_parts.md"
 FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(PYTHONPATH=\. fedexp .*?)\n```$", re.MULTILINE)
 # Small, and the same for every run, so that runs can be compared.

@@ -1,4 +1,4 @@
-"""`python -m fedexp.requirements`: what each algorithm needs beyond FedAvg, as the table in README.md.
+"""`python -m fedexp.requirements`: what each algorithm needs beyond FedAvg, as the table in docs/algorithms/index.md.
 
 FedNTD's Table 6 (statefulness, communication, extra data) for all algorithms, from what they declare (`needs`).
 """

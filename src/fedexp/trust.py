@@ -25,7 +25,7 @@ def require_trusted(name: str, key: str) -> None:
         return
     raise ConfigError(
         f"{key}={name}: lies outside fedexp; a class of your own is named in a yaml file of your own directory, which "
-        "--config-dir gives, and not on the command line (CONTRIBUTING.md has an example)"
+        "--config-dir gives, and not on the command line (docs/guide/your_own_parts.md has an example)"
     )
 
 

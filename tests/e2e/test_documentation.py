@@ -1,4 +1,4 @@
-"""The commands of README.md and of the documentation, executed; no word of them may name what is not there.
+"""The commands of README.md and of the other pages, executed; no word of them may name what is not there.
 
 Every command (a line of a shell block or of an indented block, or `code` that begins with a program) is composed and
 checked; those of fedexp are also run (slow), in an empty directory, with `REDUCED` and small data sets in place of the
@@ -36,8 +36,10 @@ from fedexp.preview import expand
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# The files that pages are written in; those that are made whole are of README's sections and of the algorithms.
-WRITTEN = ["README.md", *(p.relative_to(ROOT / "docs").as_posix() for p in sorted((ROOT / "docs").rglob("*.md")))]
+FAQ = "docs/guide/faq.md"
+# Pages of the repository; one per algorithm is made for the site only.
+WRITTEN = [path.relative_to(ROOT).as_posix() for pattern in ("*.md", "benchmarks/*.md", "docs/[!r]*/*.md", "docs/*.md")
+           for path in sorted(ROOT.glob(pattern))]  # fmt: skip
 
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
@@ -135,9 +137,9 @@ NOT_EXECUTED = {
 
 @cache
 def texts() -> dict[str, str]:
-    """Every page by its name, README.md first."""
+    """Every page by its path, README.md first."""
     sys.path.insert(0, str(ROOT / "docs"))  # no part of the package
-    from pages import pages
+    from build_pages import pages
 
     return {"README.md": README} | pages()
 
@@ -173,7 +175,7 @@ def commands() -> dict[str, str]:
     """Command -> the first page that has it, but for those that test_errors_of_the_faq runs."""
     found: dict[str, str] = {}
     for page, text in texts().items():
-        for command in commands_of(text) if page != "faq.md" else ():
+        for command in commands_of(text) if page != FAQ else ():
             found.setdefault(command, page)
     return found
 
@@ -235,12 +237,16 @@ def test_options_in_commands_of_the_readme(command):
 def test_options_in_commands_that_are_not_run():
     """Those of the algorithms' pages and of NOT_EXECUTED."""
     for command, page in commands().items():
-        if page.startswith("algorithms/") or command in NOT_EXECUTED:
+        if page.startswith("docs/algorithms/") or command in NOT_EXECUTED:
             try:
                 check_options(command)
             except Exception as error:
                 error.add_note(f"{page}: {command}")
                 raise
+
+
+def test_every_page_of_the_repository_is_read():
+    assert set(WRITTEN) <= texts().keys()
 
 
 def test_no_command_is_left_out_silently():
@@ -336,7 +342,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a page is one test
-@pytest.mark.parametrize("page", [page for page in WRITTEN if page != "faq.md"])
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page != FAQ])
 def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
     """All of a page, one after the other in one directory."""
     monkeypatch.setenv("FEDEXP_DATA", str(data))
@@ -390,11 +396,11 @@ def test_a_wrong_option_is_found(command):
 ENTRY = re.compile(r"^### (.+?)\n\n```sh\n(.+?)\n```\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL)
 
 
-ENTRIES = ENTRY.findall((ROOT / "docs" / "faq.md").read_text(encoding="utf-8"))
+ENTRIES = ENTRY.findall((ROOT / FAQ).read_text(encoding="utf-8"))
 
 
 def test_every_command_of_the_faq_has_its_message():
-    assert len(ENTRIES) == (ROOT / "docs" / "faq.md").read_text(encoding="utf-8").count("```sh") > 0
+    assert len(ENTRIES) == (ROOT / FAQ).read_text(encoding="utf-8").count("```sh") > 0
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def interim_pictures(
 
 
 def _figures(run: RunFiles) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """The pictures that this run has data for, each to be drawn by a call."""
+    """Yield the figures that this run has data for, each to be drawn by a call."""
     from fedexp.figures import draw
 
     histories = {PLAIN: run.history} | run.others if run.history else {}

@@ -44,7 +44,7 @@ def class_accuracy(run: RunFiles, history: History, view: str = PLAIN) -> Figure
 
 
 def class_accuracy_normalised(run: RunFiles, history: History, view: str = PLAIN) -> Figure:
-    """The same, every round divided by its sum over the classes (FedNTD Fig. 10).
+    """Heat map of class accuracy, every round divided by its sum over the classes (FedNTD Fig. 10).
 
     The colour ends at 3/C, three times the share of a class in a balanced model, so that runs compare; more is clipped.
     """
@@ -193,7 +193,7 @@ def _figure(
 
 
 def _class_map(run: RunFiles, history: History, subject: str, values: np.ndarray, label: str, top: float) -> Figure:
-    """`values` [R, C] as a figure of one heat map."""
+    """Draw `values` [R, C] as a figure of one heat map."""
     figure, (axes,) = _figure(run, subject, 1.5 + map_height(values.shape[1]))
     heat_map(figure, axes, np.array(history.rounds), values, label, top)
     class_axis(axes, run.classes)
@@ -202,7 +202,7 @@ def _class_map(run: RunFiles, history: History, subject: str, values: np.ndarray
 
 
 def _task_lines(run: RunFiles, axes: Axes, colour: str, cells: bool = False) -> None:
-    """A thin line where a task begins, the first excepted: between two rounds or, in a heat map, between two cells."""
+    """Draw a thin line where a task other than the first begins: between two rounds or, in a heat map, two cells."""
     if run.tasks is None:
         return
     rounds, ends = run.tasks.rounds, run.tasks.ends
@@ -211,7 +211,7 @@ def _task_lines(run: RunFiles, axes: Axes, colour: str, cells: bool = False) -> 
 
 
 def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
-    """One disc per client and class, its area proportional to the number of examples."""
+    """Draw one disc per client and class, its area proportional to the number of examples."""
     clients, classes = counts.shape
     cell = min(72 * 0.75 * WIDTH / clients, 72 * 0.9 * map_height(classes) / classes)  # points
     scale = 1.2 * cell**2 / max(counts.max(), 1)
@@ -228,7 +228,7 @@ def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
 
 
 def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
-    """Counts as colours on a logarithmic scale; white = none."""
+    """Draw counts as colours on a logarithmic scale; white = none."""
     edges, pooled = pool_clients(counts, MOST_COLUMNS)
     size = int(edges[1] - edges[0])
     present = np.ma.masked_equal(pooled.T, 0)
@@ -240,7 +240,7 @@ def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
 
 
 def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts [K, C] as at most `most` rows, each the maximum over a run of neighbouring clients.
+    """Reduce counts [K, C] to at most `most` rows, each the maximum over a run of neighbouring clients.
 
     Returns the borders [G + 1] of the runs and the maxima [G, C]. All runs but the last have the same length.
     """
@@ -249,7 +249,7 @@ def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _round_axis(run: RunFiles, *panels: Axes) -> None:
-    """The same round axis, from the first row of rounds.csv to the last, for all panels, and legends beside them."""
+    """Give all panels the same round axis, from the first row of rounds.csv to the last, and legends beside them."""
     rounds = run.columns["round"]
     first, last = np.nanmin(rounds), np.nanmax(rounds)
     margin = 0.02 * max(last - first, 1)

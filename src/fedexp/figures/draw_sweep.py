@@ -32,7 +32,7 @@ RESULTS = {"accuracy": "test accuracy, last round", "forgetting": "forgetting F 
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour and line style of the method of this number."""
+    """Return colour and line style of the method of this number."""
     return {"color": PALETTE[number % len(PALETTE)], "linestyle": STYLES[number // len(PALETTE) % len(STYLES)]}
 
 
@@ -54,7 +54,7 @@ def curves(setting: Setting) -> Figure:
 
 
 def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label: str) -> None:
-    """One method, values [runs, R]."""
+    """Draw the curve of one method, values [runs, R]."""
     if not rounds.size:
         return
     mean = values.mean(0)
@@ -123,7 +123,7 @@ def round_forgetting(setting: Setting) -> Figure:
 
 
 def distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The empirical distribution of values [n] as the corners of steps, [n + 1] each: (v_(i), i/n) from (v_(1), 0)."""
+    """Return the empirical distribution of values [n] as corners [n + 1] of steps: (v_(i), i/n), from (v_(1), 0)."""
     ordered = np.sort(values[np.isfinite(values)])
     return np.concatenate([ordered[:1], ordered]), np.arange(len(ordered) + 1) / len(ordered)
 
@@ -156,7 +156,7 @@ def parameter(sweep: ParameterSweep) -> Figure:
 
 
 def mean_and_spread(runs: Sequence[Run], key: str) -> tuple[float, float] | None:
-    """Over the seeds that did not diverge; None where there is none."""
+    """Return mean and spread over the seeds that did not diverge; None where there is none."""
     values = [run.summary[key] for run in runs if not run.diverged and run.summary.get(key) is not None]
     if not values:
         return None
@@ -170,18 +170,18 @@ def two_panels(subject: str, title: str) -> tuple[Figure, list[Axes]]:
 
 
 def entitle(figure: Figure, subject: str, title: str) -> None:
-    """What is shown, and of which runs."""
+    """Write the title: what is shown, and of which runs."""
     figure.suptitle("\n".join([subject, *textwrap.wrap(title, 80)]), fontsize=10)
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """That of these axes, beside all of them: it may be taller than one."""
+    """Draw the legend of these axes beside all of them: it may be taller than one."""
     if axes.get_legend_handles_labels()[0]:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
 
 
 def finish_panels(figure: Figure, panels: Sequence[Axes], rounds: bool = True) -> None:
-    """Grids, and one legend beside the first panel, since both have the same lines."""
+    """Draw grids, and one legend beside the first panel, since both panels have the same lines."""
     for axes in panels:
         if rounds:
             axes.xaxis.set_major_locator(integers(12))

@@ -18,27 +18,27 @@ from fedexp.views import PLAIN, VIEWS, file_of, others, suffix
 
 @dataclass(frozen=True)
 class TaskFile:
-    """tasks.csv of a run over a stream of tasks."""
+    """The content of tasks.csv, of a run in continual learning."""
 
     rounds: np.ndarray  # int [E]: the evaluated ones, ascending
     learning: np.ndarray  # int [E]: the task being learned, from 1; 0 before the first round
     accuracy: np.ndarray  # float [E, T], nan where undefined
 
     def upto(self, round: int) -> "TaskFile":
-        """As it was after a round."""
+        """Return the file's content as it was after a round."""
         size = int(np.searchsorted(self.rounds, round, side="right"))
         return TaskFile(self.rounds[:size], self.learning[:size], self.accuracy[:size])
 
     @property
     def ends(self) -> np.ndarray:
-        """Indices of the last rounds of tasks that another one follows; these are always evaluated."""
+        """Return the indices of the last rounds of tasks that another one follows; these are always evaluated."""
         before, after = self.learning[:-1], self.learning[1:]
         return np.flatnonzero((before > 0) & (after > before))
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the pictures of a run need; nan marks an undefined value."""
+    """The data that the figures of a run need; nan marks an undefined value."""
 
     title: str  # the run in one line
     columns: dict[str, np.ndarray]  # rounds.csv: float [T] per column
@@ -54,7 +54,7 @@ class RunFiles:
         return self.points(column)[0].size > 0
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, values) where the column is finite: rounds without evaluation or after divergence drop out."""
+        """Return (rounds, values) where the column is finite: those without evaluation or after divergence drop out."""
         values = self.columns.get(column, np.empty(0))
         finite = np.isfinite(values)
         rounds = self.columns["round"][finite] if values.size else values
@@ -114,8 +114,8 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
 
 
 def read_tasks(path: Path, view: str = PLAIN) -> TaskFile | None:
-    """tasks.csv; None when it is missing, has no row or lacks this view of the test set. Raises ConfigError when it is
-    not such a table."""
+    """Read tasks.csv; None when it is missing, has no row or lacks this view of the test set. Raises ConfigError when
+    it is not such a table."""
     columns = read_columns(path)
     name = f"accuracy{suffix(view)}"
     if not columns or (view != PLAIN and name not in columns):
@@ -134,7 +134,7 @@ def read_tasks(path: Path, view: str = PLAIN) -> TaskFile | None:
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """A csv file with a header as float columns; an empty, missing or non-numeric field is nan."""
+    """Read a csv file with a header as float columns; an empty, missing or non-numeric field is nan."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -144,7 +144,7 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def describe(config: dict[str, Any], summary: dict[str, Any], choices: dict[str, Any]) -> str:
-    """One line for titles: algorithm, data set, partition, clients, seed, and the status if it is not `completed`.
+    """Return one line for titles: algorithm, data set, partition, clients, seed, and the status unless `completed`.
 
     Names come from the configuration (`name` of the group), else the choices that it notes, else the summary.
     """
@@ -189,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[], Any]) -> dict[str, Any]:
-    """What `parse` makes of an existing file, {} for a missing one. ConfigError when it is not a mapping."""
+    """Return what `parse` makes of a file, {} for a missing one. ConfigError when it is not a mapping."""
     if not path.exists():
         return {}
     try:

@@ -21,7 +21,7 @@ PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#A6
 
 
 def cell_edges(rounds: np.ndarray) -> np.ndarray:
-    """[R + 1]: cell borders half way between evaluated rounds [R], so that a cell is centred on its round."""
+    """Return cell borders [R + 1] half way between evaluated rounds [R], so that a cell is centred on its round."""
     if len(rounds) == 1:
         return rounds[0] + np.array([-0.5, 0.5])
     middle = (rounds[1:] + rounds[:-1]) / 2
@@ -29,14 +29,14 @@ def cell_edges(rounds: np.ndarray) -> np.ndarray:
 
 
 def map_height(rows: int) -> float:
-    """Inches for a map of so many rows: one line of text each, but no more than half a page."""
+    """Return the height in inches of a map of so many rows: one line of text each, at most half a page."""
     return float(np.clip(0.22 * rows, 1.0, 5.5))
 
 
 def heat_map(
     figure: Figure, axes: Axes, rounds: np.ndarray, values: np.ndarray, label: str, top: float, first: int = 0
 ) -> None:
-    """`values` [R, N] as a map with rows downwards, numbered from `first`, and true round numbers [R] to the right."""
+    """Draw `values` [R, N] as a map: rows downwards, numbered from `first`, and true round numbers [R] to the right."""
     image = map_cells(axes, rounds, values, top, first)
     axes.set_xlabel("round")
     colour_bar(figure, axes, image, label, values)
@@ -45,7 +45,7 @@ def heat_map(
 def map_cells(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0, ticks: int = 12
 ) -> QuadMesh:
-    """The map alone, without axis label and colour bar."""
+    """Draw the map alone, without axis label and colour bar."""
     image = axes.pcolormesh(
         cell_edges(rounds),
         np.arange(values.shape[1] + 1) + first - 0.5,
@@ -75,12 +75,12 @@ def colour_bar(
 
 
 def integers(most: int) -> MaxNLocator:
-    """Ticks at multiples of 1, 2 or 5 times a power of ten."""
+    """Return a locator with ticks at multiples of 1, 2 or 5 times a power of ten."""
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
 def line(axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False) -> None:
-    """A curve, with markers where the points are few; nothing when there are none."""
+    """Draw a curve, with markers where the points are few; nothing when there are none."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
         width = (1.0 if faint else 1.6) if rounds.size <= 300 else 0.7
@@ -88,7 +88,7 @@ def line(axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label:
 
 
 def round_panel(axes: Axes, **legend: Any) -> None:
-    """Ticks and grid of curves against rounds; legend: where it is."""
+    """Draw ticks and grid of curves against rounds; legend: where it is."""
     axes.xaxis.set_major_locator(integers(12))
     axes.grid(color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -97,13 +97,13 @@ def round_panel(axes: Axes, **legend: Any) -> None:
 
 
 def say(axes: Axes, why: str) -> None:
-    """Why there are no curves, in their place."""
+    """Say why there are no curves, in their place."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
     axes.set_yticks([])
 
 
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
-    """Every class by name when there are few, else class indices at round numbers."""
+    """Label every class by name when there are few, else class indices at round numbers."""
     axis = axes.xaxis if horizontal else axes.yaxis
     axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
     if len(classes) > NAMED_CLASSES:

@@ -43,22 +43,22 @@ class Method:
 
     @property
     def label(self) -> str:
-        """With what has become of its runs, where that is worth a word."""
+        """Return the method's name, with the state of its runs where that matters."""
         diverged = sum(run.diverged for run in self.runs)
         return f"{self.name} ({diverged} of {len(self.runs)} diverged)" if diverged else self.name
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv."""
+        """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv."""
         points = [dict(zip(*map(np.ndarray.tolist, file.points(column)), strict=True)) for file in self.files]
         rounds = sorted(set.intersection(*map(set, points)))
         return np.array(rounds), np.array([[each[r] for r in rounds] for each in points])
 
     def global_drops(self) -> np.ndarray:
-        """F_t of Flashback of all rounds of all runs, [n]."""
+        """Return F_t of Flashback of all rounds of all runs, [n]."""
         return np.concatenate([round_drop(file.history.matrix) for file in self.files if file.history] or [np.empty(0)])
 
     def local_drops(self) -> np.ndarray:
-        """F_{k,t} of Flashback of all clients in all rounds of all runs, [n]; empty where local models were not
+        """Return F_{k,t} of Flashback of all clients, rounds and runs, [n]; empty where local models were not
         evaluated."""
         metric, found = RoundDrop(local=True), [np.empty(0)]
         for file in self.files:
@@ -102,7 +102,7 @@ class ParameterSweep:
 
 
 def make_sweep_figures(directory: Path, runs: Sequence[Run]) -> list[Path]:
-    """Draws all pictures that the finished runs of a sweep have data for; the paths."""
+    """Draw all figures that the finished runs of a sweep have data for; return the paths."""
     folder, paths = directory / "figures", []
     for name, figure in pictures(runs):
         folder.mkdir(exist_ok=True)
@@ -112,7 +112,7 @@ def make_sweep_figures(directory: Path, runs: Sequence[Run]) -> list[Path]:
 
 
 def pictures(runs: Sequence[Run]) -> "Iterator[tuple[str, Figure]]":
-    """(name, picture), one at a time."""
+    """Yield (name, figure), one at a time."""
     from fedexp.figures import draw_sweep
 
     for setting in settings(runs):
@@ -127,12 +127,12 @@ def pictures(runs: Sequence[Run]) -> "Iterator[tuple[str, Figure]]":
 
 
 def slug(name: str) -> str:
-    """A file name."""
+    """Return a text as a file name."""
     return re.sub(r"[^A-Za-z0-9.=-]+", "_", name)
 
 
 def settings(runs: Sequence[Run]) -> list[Setting]:
-    """Runs by setting and method, in the order in which they come."""
+    """Group runs by setting and method, in the order in which they come."""
     found: dict[str, dict[str, list[Run]]] = {}
     shared = shared_overrides(runs)
     single = len({run.summary["algorithm"] for run in runs}) == 1
@@ -152,7 +152,7 @@ def by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def said(run: Run) -> list[str]:
-    """The overrides that say what was run."""
+    """Return the overrides that say what was run."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
 
 
@@ -161,8 +161,8 @@ def shared_overrides(runs: Sequence[Run]) -> set[str]:
 
 
 def names(run: Run, shared: set[str], single: bool, without: str = "") -> tuple[str, str]:
-    """(setting, method). single: all runs have one algorithm, and what else varies is its. without: a key to leave
-    out."""
+    """Return (setting, method). single: all runs have one algorithm, and what else varies is its. without: a key to
+    leave out."""
     texts = [text for text in said(run) if text.partition("=")[0] != without]
     experiment = [text.partition("=")[2] for text in texts if text.startswith("experiment=")]
     place = experiment[-1] if experiment else f"{run.summary.get('dataset')} {run.summary.get('partition')}"
@@ -174,7 +174,7 @@ def names(run: Run, shared: set[str], single: bool, without: str = "") -> tuple[
 
 
 def parameter_sweeps(runs: Sequence[Run]) -> list[ParameterSweep]:
-    """For every key that takes several numbers: accuracy and forgetting against it, setting by setting."""
+    """Return, for every key that takes several numbers, accuracy and forgetting against it, by setting."""
     values: dict[str, set[float]] = {}
     for run in runs:
         for text in said(run):
@@ -185,7 +185,7 @@ def parameter_sweeps(runs: Sequence[Run]) -> list[ParameterSweep]:
 
 
 def sweeps_of(key: str, runs: Sequence[Run]) -> Iterator[ParameterSweep]:
-    """One key, in each setting where it takes several values."""
+    """Return the sweeps of one key, in each setting where it takes several values."""
     shared = shared_overrides(runs)
     lines: dict[str, dict[str, dict[float, list[Run]]]] = {}
     others: dict[str, dict[str, list[Run]]] = {}

@@ -18,24 +18,24 @@ class ForgettingMetric:
 
     @property
     def needs_local(self) -> bool:
-        """Whether local models must be evaluated, in every round."""
+        """Tell whether local models must be evaluated in every round."""
         return False
 
     @property
     def needs_neurons(self) -> bool:
-        """Whether the neurons of the models of the last round are to be compared (fedexp.neurons)."""
+        """Tell whether the neurons of the models of the last round are to be compared."""
         return False
 
     def round_values(self, history: History) -> dict[str, float]:
-        """Columns of rounds.csv for the last recorded round."""
+        """Return the columns of rounds.csv for the last recorded round."""
         raise NotImplementedError
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        """One value per client, [S] each, for `history.local_rounds[index]`."""
+        """Return one value per client, [S] each, for `history.local_rounds[index]`."""
         return {}
 
     def client_values(self, history: History) -> dict[str, np.ndarray]:
-        """Columns of clients.csv for the last recorded round, [S] each in the order of `history.sampled[-1]`.
+        """Return the columns of clients.csv for the last recorded round, [S] each, ordered as `history.sampled[-1]`.
 
         Empty when the local models of that round are not recorded.
         """
@@ -43,15 +43,15 @@ class ForgettingMetric:
         return self.local_values(history, len(history.local_rounds) - 1) if recorded else {}
 
     def summary(self, history: History) -> dict[str, float]:
-        """What stands for the whole run in summary.json; by default the values of the last round."""
+        """Return the values of the whole run for summary.json; by default the values of the last round."""
         return self.round_values(history)
 
     def _client_mean(self, history: History, key: str) -> float:
-        """Mean over the clients of the last round."""
+        """Return the mean over the clients of the last round."""
         return _mean(self.client_values(history).get(key, ()))
 
     def _run_mean(self, history: History, key: str) -> float:
-        """Mean over rounds of the mean over clients."""
+        """Return the mean over rounds of the mean over clients."""
         return _mean([_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))])
 
 
@@ -191,7 +191,7 @@ class Alignment(ForgettingMetric):
 
 
 def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One dict; a key that comes twice must have the same value (nan equals nan)."""
+    """Merge to one dict; a key that comes twice must have the same value (nan equals nan)."""
     merged: dict[str, Any] = {}
     for result in results:
         for key, value in result.items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class History:
-    """Class accuracies of one run so far.
+    """The class accuracies of one run so far.
 
     Runs that evaluate local models evaluate the global model in every round, so that the model distributed in round r
     is the one evaluated in round r-1.
@@ -47,7 +47,7 @@ class History:
         self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
 
     def upto(self, round: int) -> "History":
-        """As it was after a round."""
+        """Return the history as it was after a round."""
         evaluated, local = bisect_right(self.rounds, round), bisect_right(self.local_rounds, round)
         return replace(
             self,
@@ -72,11 +72,11 @@ class History:
         return self.counts_in(self.local_rounds[index])[self.sampled[index]]
 
     def distributed(self, round: int) -> np.ndarray:
-        """Class accuracies [C] of the global model that clients started from in `round`."""
+        """Return the class accuracies [C] of the global model that clients started from in `round`."""
         return self.class_accuracy[self.rounds.index(round - 1)]
 
     def to_tree(self) -> "dict[str, torch.Tensor]":
-        """A dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""
+        """Return a dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""
         import torch
 
         arrays = {"counts": self.counts, "rounds_per_task": np.array(self.rounds_per_task)} | self._arrays()
@@ -84,7 +84,7 @@ class History:
 
     @classmethod
     def from_tree(cls, tree: "dict[str, torch.Tensor]") -> "History":
-        """The inverse of `to_tree`."""
+        """Rebuild the history from a dict of tensors; the inverse of `to_tree`."""
         return cls._from_arrays({key: tensor.cpu().numpy() for key, tensor in tree.items()})
 
     def save_local(self, path: Path) -> None:
@@ -146,18 +146,18 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
 
 
 def later_partitions(run_dir: Path) -> list[Path]:
-    """Files of the partitions of the tasks after the first, in their order."""
+    """Return the files of the partitions of the tasks after the first, in their order."""
     paths = (run_dir / task_partition(number) for number in itertools.count(2))
     return list(itertools.takewhile(Path.exists, paths))
 
 
 def task_partition(number: int) -> str:
-    """File name of the partition of task 2, 3, ..."""
+    """Return the file name of the partition of task 2, 3, ..."""
     return f"partition_task{number}.npz"
 
 
 def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The tidy file `round,class,accuracy` as rounds [T+1] and accuracies [T+1, C]; an empty accuracy is nan."""
+    """Read the tidy file `round,class,accuracy` as rounds [T+1], accuracies [T+1, C]; an empty accuracy is nan."""
     table: dict[int, np.ndarray] = {}
     try:
         with open(path, newline="", encoding="utf-8") as file:

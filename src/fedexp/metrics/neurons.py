@@ -14,7 +14,7 @@ def preferences(activations: np.ndarray) -> np.ndarray:
 
 
 def dead(activations: np.ndarray) -> int:
-    """How many neurons answer to no class: h_{j,c} = 0 for all c."""
+    """Count the neurons that answer to no class: h_{j,c} = 0 for all c."""
     return int((np.nan_to_num(activations) == 0).all(0).sum())
 
 

@@ -23,7 +23,7 @@ def new_task_accuracy(accuracies: np.ndarray, learned: int) -> float:
 
 
 def task_forgetting(matrix: np.ndarray, accuracies: np.ndarray) -> float:
-    """How much of the earlier tasks is lost: mean over s < t of a_{s,s} - a_{t,s}, the negative of backward transfer
+    """Loss on the earlier tasks: mean over s < t of a_{s,s} - a_{t,s}, the negative of backward transfer
     (Lopez-Paz and Ranzato, NeurIPS 2017). matrix [t - 1, T]: a after each task before; accuracies [T]: now; nan for
     the first task."""
     before = len(matrix)
@@ -40,13 +40,13 @@ class TaskHistory:
 
     @classmethod
     def of(cls, records: Sequence[tuple[int, Sequence[float]]], rounds_per_task: int) -> "TaskHistory":
-        """From (round, accuracies) in order."""
+        """Build the history from (round, accuracies) in order."""
         rounds = np.array([number for number, _ in records], dtype=np.int64)
         return cls(rounds, np.array([list(values) for _, values in records], dtype=np.float64), rounds_per_task)
 
     @property
     def task(self) -> int:
-        """That of the last round, from 1; 0 before the first round."""
+        """Return the task of the last round, from 1; 0 before the first round."""
         return -(-int(self.rounds[-1]) // self.rounds_per_task)
 
     def matrix(self) -> np.ndarray:
@@ -55,7 +55,7 @@ class TaskHistory:
         return self.accuracy[ends]
 
     def values(self) -> dict[str, float]:
-        """What stands for the last round."""
+        """Return the values of the last round."""
         now, learned = self.accuracy[-1], self.task
         before = self.matrix()[: max(learned - 1, 0)]
         return {
@@ -65,7 +65,7 @@ class TaskHistory:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The values of the last round, and those at the end of each task."""
+        """Return the values of the last round, and those at the end of each task."""
         values: dict[str, Any] = {k: None if np.isnan(v) else v for k, v in self.values().items()}
         matrix = self.matrix()
         ends = [

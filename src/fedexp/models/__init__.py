@@ -9,7 +9,7 @@ from fedexp.tree import Params
 
 
 class Output(NamedTuple):
-    """What every fedexp model returns."""
+    """The output of every fedexp model."""
 
     features: torch.Tensor  # [B, D]: the input of the classifier (penultimate layer)
     logits: torch.Tensor  # [B, C]
@@ -17,7 +17,7 @@ class Output(NamedTuple):
 
 
 def classifier_of(module: nn.Module) -> nn.Linear:
-    """The last layer, which every fedexp model calls `classifier`."""
+    """Return the last layer of a fedexp model, its attribute `classifier`."""
     classifier = module.get_submodule("classifier")
     assert isinstance(classifier, nn.Linear)
     return classifier
@@ -30,11 +30,11 @@ class Staged(Protocol):
     keeps_maps: bool  # set: `Output.maps` is filled
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """The output [B, ., h, w] of the last stage on its input x, with the first `width` of the channels of every
-        convolution in it, and batch norm (where there is any) on batch statistics without scale and shift."""
+        """Return the output [B, ., h, w] of the last stage on its input x, with the first `width` of the channels of
+        every convolution in it, and batch norm (where there is any) on batch statistics without scale and shift."""
 
 
 def slim_channels(channels: int, width: float) -> int:
-    """The first `width` of the channels, rounded to a multiple of 8 (to at least 1 where there are few)."""
+    """Return the share `width` of a number of channels, rounded to a multiple of 8 (few: to at least 1)."""
     eights = int(channels * width / 8 + 0.5) * 8
     return eights or max(round(channels * width), 1)

@@ -38,14 +38,14 @@ class CNN:
 
     @property
     def smallest_image(self) -> int:
-        """The smallest side in pixels that leaves one pixel after the last pooling."""
+        """Return the smallest side in pixels that leaves one pixel after the last pooling."""
         side = 1
         for _ in self.channels:
             side = 2 * side + self.kernel - 1 - 2 * self.padding
         return side
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """A freshly initialised network for images of `shape` (channels, height, width).
+        """Return a freshly initialised network for images of `shape` (channels, height, width).
 
         Raises ConfigError when the image is too small for the convolutions.
         """
@@ -80,14 +80,14 @@ class CNNModule(nn.Module):
         self.classifier = nn.Linear(width, num_classes)
 
     def hidden_activations(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Post-ReLU output [B, D] of every fully connected layer for images x [B, C, H, W]; the last are the features.
+        """Return the post-ReLU output [B, D] of every fully connected layer for images x [B, C, H, W]; features last.
 
         These are the neurons of FedNTD's weight alignment (Table 2, Eq. 19).
         """
         return self._connected(self._convolved(x)[-1])
 
     def _convolved(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Input and output of the last convolution with its pooling and ReLU."""
+        """Return input and output of the last convolution with its pooling and ReLU."""
         before = x
         for convolution in self.convolutions:
             before, x = x, pooled(convolution(x))
@@ -102,7 +102,7 @@ class CNNModule(nn.Module):
         return tuple(activations)
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """The last convolution with fewer output channels (see models.Staged)."""
+        """Apply the last convolution with fewer output channels (see models.Staged)."""
         name = f"convolutions.{len(self.convolutions) - 1}"
         channels = slim_channels(len(params[f"{name}.bias"]), width)
         weight, bias = (params[f"{name}.{kind}"][:channels] for kind in ("weight", "bias"))

@@ -34,7 +34,7 @@ def _maxima(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def kernels() -> Any:
-    """Those of Triton, which comes with torch for CUDA on Linux; None where it is missing or cannot compile."""
+    """Return the kernels for Triton (part of torch for CUDA on Linux); None where it is missing or cannot compile."""
     if find_spec("triton") is None:
         return None
     try:
@@ -73,7 +73,7 @@ class _Pooled(Function):
 
 
 class _Spread(Function):
-    """The gradient of the pooled image -> that of the image; a function of its own, so that vmap knows it."""
+    """Map the gradient of the pooled image to that of the image; a function of its own, so that vmap knows it."""
 
     @staticmethod
     def forward(grad, where):

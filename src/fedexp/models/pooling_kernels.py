@@ -13,7 +13,7 @@ BLOCK = 1024  # elements of the pooled image in one program
 
 @triton.jit
 def _corner(i, channels, width):
-    """Where in memory the window of pooled element i begins; `width`: of the pooled image."""
+    """Return the place in memory where the window of pooled element i begins; `width`: of the pooled image."""
     row, place = i // (width * channels), i % (width * channels)
     column, channel = place // channels, place % channels
     return (4 * row * width + 2 * column) * channels + channel
@@ -64,7 +64,7 @@ def pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def spread(grad: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The gradient [N, C, H/2, W/2] of the maxima at their places: [N, C, H, W]."""
+    """Return the gradient [N, C, H/2, W/2] of the maxima at their places: [N, C, H, W]."""
     grad, where = (t.contiguous(memory_format=torch.channels_last) for t in (grad, where))
     n, channels, height, width = grad.shape
     out = _channels_last(grad, n, channels, 2 * height, 2 * width)

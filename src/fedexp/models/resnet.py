@@ -35,7 +35,7 @@ class CifarResNet:
         require(valid, "model.widths", list(self.widths), "a non-empty list of positive integers")
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """A freshly initialised network for images of `shape` (channels, height, width).
+        """Return a freshly initialised network for images of `shape` (channels, height, width).
 
         Raises ConfigError when the last stage would see a single pixel: there, the batch statistics of one example
         (a last batch of size 1) are undefined.
@@ -116,7 +116,7 @@ class TorchvisionResNet:
         require(there, "model.weights", self.weights, "a file such as torchvision's resnet18-f37072fd.pth, or null")
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """A freshly initialised network for images of `shape` (channels, height, width) of any size."""
+        """Return a freshly initialised network for images of `shape` (channels, height, width) of any size."""
         from torchvision import models  # slow to import, and no other model needs it
 
         network = getattr(models, f"resnet{self.depth}")(weights=None, num_classes=num_classes)
@@ -186,7 +186,7 @@ class BottleneckResNet:
         require(self.blocks >= 1, "model.blocks", self.blocks, "at least 1")
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """A freshly initialised network for images of `shape` (channels, height, width) of any size."""
+        """Return a freshly initialised network for images of `shape` (channels, height, width) of any size."""
         return BottleneckResNetModule(self.widths, self.blocks, shape[0], num_classes)
 
 
@@ -218,7 +218,7 @@ class BottleneckResNetModule(nn.Module):
         return Output(features, self.classifier(features), (before, x) if self.keeps_maps else ())
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """The last stage with fewer channels (see models.Staged)."""
+        """Apply the last stage with fewer channels (see models.Staged)."""
         stage = len(self.stages) - 1
         blocks = self.stages[stage]
         assert isinstance(blocks, nn.Sequential)
@@ -239,7 +239,7 @@ class BottleneckResNetModule(nn.Module):
 
 
 def _normed(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """Convolution without bias, then ordinary batch norm."""
+    """Return a convolution without bias, then ordinary batch norm."""
     convolution = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(after))
 

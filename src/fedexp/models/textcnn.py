@@ -39,11 +39,11 @@ class TextCNN:
 
     @property
     def vectorises(self) -> bool:
-        """Whether it is the same in training as in evaluation."""
+        """Tell whether the network is the same in training as in evaluation."""
         return self.dropout == 0
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
-        """A freshly initialised network for texts of `shape`; its vectors begin as pre-trained where there are any.
+        """Return a freshly initialised network for texts of `shape`; its vectors begin as pre-trained, if any.
 
         Raises ConfigError when the texts are shorter than the highest filter.
         """
@@ -83,7 +83,7 @@ class TextCNNModule(nn.Module):
         return Output(features, self.classifier(features))
 
     def _convolved(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Maximum over the text of every filter's ReLU, [B, filters * heights], for vectors [B, length, D].
+        """Return the maximum over the text of every filter's ReLU, [B, filters * heights], for vectors [B, length, D].
 
         A product of all windows with the filters: on a CPU twice as fast as conv1d or conv2d. ReLU commutes with max.
         """
@@ -99,7 +99,7 @@ class TextCNNModule(nn.Module):
 
 
 def kept(keys: torch.Tensor, units: int, dropout: float) -> torch.Tensor:
-    """Which units dropout keeps, bool [..., units]: a pure function of the key int64 [..., 1] and the unit's number.
+    """Return which units dropout keeps, bool [..., units], a pure function of the key int64 [..., 1] and unit's number.
 
     A unit is kept when its 64-bit hash is at least `dropout` * 2^64. The hash is that of SplitMix64 (Steele, Lea and
     Flood, OOPSLA 2014) at the unit's position of the sequence that starts at the hash of the key.
@@ -110,17 +110,17 @@ def kept(keys: torch.Tensor, units: int, dropout: float) -> torch.Tensor:
 
 
 def _mixed(z: torch.Tensor) -> torch.Tensor:
-    """The finaliser of SplitMix64 on 64-bit integers; products wrap around."""
+    """Apply the finaliser of SplitMix64 on 64-bit integers; products wrap around."""
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
     return z ^ _shifted(z, 31)
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift to the right, of signed integers."""
+    """Shift signed integers logically to the right."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(number: int) -> int:
-    """An unsigned 64-bit number as the signed one of the same bits."""
+    """Return an unsigned 64-bit number as the signed one of the same bits."""
     return number - (number >> 63 << 64)

@@ -40,14 +40,14 @@ class Conv2d(nn.Conv2d):
 
 
 def convert(module: nn.Module) -> None:
-    """Has the convolutions of a model, whoever wrote it, computed here; parameters and their names stay."""
+    """Let the convolutions of any model be computed here; parameters and their names stay."""
     for part in module.modules():
         if type(part) is nn.Conv2d:
             part.__class__ = Conv2d
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor, padding: int) -> bool:
-    """Whether this is expected to be faster: not for few channels, images smaller than a tile or single examples."""
+    """Tell whether this should be faster: not for few channels, images smaller than a tile or single examples."""
     return Plan.of(x, weight, padding).saving < PAYS
 
 
@@ -76,7 +76,7 @@ def toom_cook(kernel: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @cache
 def transforms(kernel: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Those matrices for both sides of an image at once: [16, a a], [a a, k k] and [a a, a a]."""
+    """Return the matrices of `toom_cook` for both sides of an image at once: [16, a a], [a a, k k] and [a a, a a]."""
     outputs, filters, data = (torch.from_numpy(np.kron(matrix, matrix)) for matrix in toom_cook(kernel))
     return outputs.to(dtype), filters.to(dtype), data.to(dtype)
 
@@ -116,21 +116,21 @@ class Plan:
 
     @cached_property
     def side(self) -> int:
-        """Of the patch that a tile reads."""
+        """Return the side of the patch that a tile reads."""
         return TILE + self.kernel - 1
 
     @cached_property
     def chunk(self) -> int:
-        """Images at a time."""
+        """Return the number of images at a time."""
         return max(AT_A_TIME // (self.tiles[0] * self.tiles[1]), 1)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """First and last + 1 of the images of each chunk."""
+        """Return the first and the last + 1 of the images of each chunk."""
         for start in range(0, self.n, self.chunk):
             yield start, min(start + self.chunk, self.n)
 
     def room(self, like: torch.Tensor, points: int, channels: int) -> Callable[[int], torch.Tensor]:
-        """Memory for [points, N tiles, channels] of up to a chunk, taken once: the same lines of the cache every time.
+        """Return memory for [points, N tiles, channels] of up to a chunk, taken once: the same cache lines every time.
         What it gives for N images is contiguous."""
         each = points * self.tiles[0] * self.tiles[1] * channels
         memory = like.new_empty(min(self.chunk, self.n) * each)
@@ -199,7 +199,7 @@ class Convolution(torch.autograd.Function):
 
 
 def cut_patches(images: torch.Tensor, padded: torch.Tensor, into: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """What each tile reads of images [N, H, W, C], into [a a, N tiles, C]. padded: zeros around where they go."""
+    """Write what each tile reads of images [N, H, W, C] into [a a, N tiles, C]. padded: zeros around where they go."""
     p = plan.padding
     padded[:, p : p + plan.height, p : p + plan.width].copy_(images)
     image, row, column, channel = padded.stride()
@@ -209,7 +209,7 @@ def cut_patches(images: torch.Tensor, padded: torch.Tensor, into: torch.Tensor, 
 
 
 def add_patches(into: torch.Tensor, patches: torch.Tensor, plan: Plan) -> None:
-    """The reverse: adds [a a, N tiles C] where they overlap. into: [N, rows + 1, 4, columns + 1, 4, C]."""
+    """Reverse `cut_patches`: add [a a, N tiles C] where they overlap. into: [N, rows + 1, 4, columns + 1, 4, C]."""
     rows, columns = plan.tiles
     by_offset = patches.view(plan.side, plan.side, len(into), rows, columns, plan.channels)
     for i in (0, 1):
@@ -220,12 +220,12 @@ def add_patches(into: torch.Tensor, patches: torch.Tensor, plan: Plan) -> None:
 
 
 def apart(tiles: torch.Tensor, count: int, plan: Plan) -> torch.Tensor:
-    """Outputs [16, N tiles O] of `count` images as [N, rows, 4, columns, 4, O], a view."""
+    """Return the outputs [16, N tiles O] of `count` images as [N, rows, 4, columns, 4, O], a view."""
     return tiles.view(TILE, TILE, count, *plan.tiles, plan.out_channels).permute(2, 3, 0, 4, 1, 5)
 
 
 def cut_tiles(grad: torch.Tensor, into: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """The tiles of images [N, H', W', O], zero beyond their edges, into [16, N tiles, O]."""
+    """Write the tiles of images [N, H', W', O], zero beyond their edges, into [16, N tiles, O]."""
     rows, columns = plan.tiles
     if plan.out_size != (TILE * rows, TILE * columns):
         whole = grad.new_zeros(len(grad), TILE * rows, TILE * columns, plan.out_channels)

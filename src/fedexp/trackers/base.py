@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known when a run starts."""
+    """The facts that are known when a run starts."""
 
     directory: Path
     config: dict[str, Any]  # resolved, plain containers
@@ -37,7 +37,7 @@ class RunInfo:
 
     @classmethod
     def of(cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any) -> "RunInfo":
-        """With the labels that follow from the configuration (with `choices`). sweep: that the run belongs to."""
+        """Build the facts, with labels that follow from the configuration (with `choices`). sweep: that of the run."""
         choices = config["choices"]
         tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
         return cls(
@@ -63,23 +63,23 @@ class RoundRecord:
 
 
 class Tracker:
-    """Is told what happens in a run; this one (`tracker=none`) does nothing with it."""
+    """The interface of trackers: it is told what happens in a run, and (`tracker=none`) does nothing with it."""
 
     def start(self, info: RunInfo) -> None:
-        """The run begins, or goes on from a checkpoint."""
+        """Note that the run begins, or continues from a checkpoint."""
 
     def log_round(self, record: RoundRecord) -> None:
-        """A round has ended and its row has been written to the files."""
+        """Note that a round has ended and its row has been written to the files."""
 
     def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
-        """The run is over: the content of summary.json, the pictures, and final tables in long format by name."""
+        """End the run, with the content of summary.json, the figures, and final tables in long format by name."""
 
     def abort(self) -> None:
         """Close after an error or an interrupt; may follow any other call, or none."""
 
     @property
     def run_id(self) -> str | None:
-        """The tracker's own name of this run, with which it can be resumed."""
+        """Return the tracker's own name of this run, with which it can be resumed."""
         return None
 
 
@@ -92,6 +92,6 @@ class NoTracker:
 
 
 def display_path(path: Path) -> str:
-    """The path as one would type it: relative when it lies below the working directory."""
+    """Return the path as one would type it: relative when it lies below the working directory."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

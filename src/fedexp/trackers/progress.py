@@ -35,7 +35,7 @@ COLOURS = {"running": "cyan", "completed": "green", "diverged": "red", "failed":
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """In `fedexp ... | head` the reader goes before the run ends: the run goes on and prints into the void."""
+    """Let the run continue without output when its reader leaves, as in `fedexp ... | head`."""
     try:
         yield
     except BrokenPipeError:
@@ -94,12 +94,12 @@ class Progress(Tracker):
 
     @property
     def seconds_left(self) -> float | None:
-        """Rounds to go times the mean duration of the recent ones; None before the first."""
+        """Return the rounds to go times the mean duration of the recent ones; None before the first."""
         return None if self._pace is None else (self._total - self._round) * self._pace
 
     @property
     def _pace(self) -> float | None:
-        """Seconds a round, the mean of the recent ones."""
+        """Return the mean seconds per round of the recent rounds."""
         return sum(self._durations) / len(self._durations) if self._durations else None
 
     def _stop(self) -> None:
@@ -117,7 +117,7 @@ class Progress(Tracker):
             write_line("  ".join([*name, count, *self._metrics(), *left]), self.console)
 
     def _metrics(self) -> list[str]:
-        """The latest numbers, each with its name; undefined ones are left out."""
+        """Return the latest numbers, each with its name; undefined ones are left out."""
         known = self._values
         average = known.get("average_accuracy")
         shown = [
@@ -146,14 +146,14 @@ class Progress(Tracker):
 
 
 def write_line(text: str, console: Console) -> None:
-    """In one piece, so that processes that share a terminal do not mix within a line."""
+    """Write a line in one piece, so that processes that share a terminal do not mix within a line."""
     console.file.write(f"{text}\n")
     console.file.flush()
 
 
 @reader_may_leave()
 def result_line(name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None) -> None:
-    """The result of a run in a line, for runs among others."""
+    """Return the result of a run in one line, for runs among others."""
     rows = dict(_result_rows(summary))
     values = [f"{key} {rows[key]}" for key in ("accuracy", "forgetting", "time")]
     line = "  ".join([name, rows["status"], *values, str(display_path(directory))])
@@ -162,7 +162,7 @@ def result_line(name: str, summary: Mapping[str, Any], directory: Path, console:
 
 @reader_may_leave()
 def result_table(summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None) -> None:
-    """Prints the result of a run (the content of summary.json; unknown values as a dash) and where its files are."""
+    """Print the result of a run (the content of summary.json; unknown values as a dash) and where its files are."""
     console = console or Console(highlight=False)
     rows = _result_rows(summary)
     if console.is_terminal:
@@ -216,7 +216,7 @@ def _hardware(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """0.42 s, 12.3 s, then h:mm:ss."""
+    """Format a duration: 0.42 s, 12.3 s, then h:mm:ss."""
     if not math.isfinite(seconds):
         return "-"
     return f"{seconds:.3g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

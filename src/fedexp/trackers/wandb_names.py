@@ -45,7 +45,7 @@ SUMMARIES = {
 
 
 def metric_name(column: str) -> str:
-    """Of a column of rounds.csv. One that is not known is a forgetting metric's: only these add any."""
+    """Return W&B's name of a column of rounds.csv. An unknown one is a forgetting metric's: only these add any."""
     for view in others(VIEWS):
         if column.endswith(suffix(view)):
             return metric_name(column.removesuffix(suffix(view))) + suffix(view)
@@ -57,7 +57,7 @@ def metric_name(column: str) -> str:
 
 
 def class_metric(name: str, view: str = PLAIN) -> str:
-    """Of the test accuracy on a class; each view of the test set has a section."""
+    """Return W&B's name of the test accuracy on a class; each view of the test set has a section."""
     return f"class{suffix(view)}/{plain(name)}"
 
 
@@ -84,7 +84,7 @@ def target_name(target: str) -> str:
 
 
 def define_metrics(run: Any) -> None:
-    """Tells W&B the axis of all metrics and which of their values are the best."""
+    """Tell W&B the axis of all metrics and which of their values are the best."""
     run.define_metric("round")
     for name, summary in SUMMARIES.items():
         run.define_metric(name, step_metric="round", summary=summary)

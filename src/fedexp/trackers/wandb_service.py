@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def bounded(function: Callable[[], T], seconds: float) -> T:
-    """The function's result, or its exception, or TimeoutError after `seconds`; it then stays behind in its thread.
+    """Return the function's result, or raise its exception, or TimeoutError after `seconds`; its thread then stays.
 
     An attempt of the function to exit the process becomes a RuntimeError.
     """
@@ -34,7 +34,7 @@ def bounded(function: Callable[[], T], seconds: float) -> T:
 
 
 def logged_in(api_key: str | None, base_url: str) -> bool:
-    """Whether there are credentials for the server, found without asking anybody.
+    """Tell whether there are credentials for the server, without asking anybody.
 
     api_key, base_url: of wandb's settings, which know the environment and the settings files but not netrc.
     """
@@ -48,7 +48,7 @@ def logged_in(api_key: str | None, base_url: str) -> bool:
 
 
 def set_environment(folder: Path) -> Callable[[], None]:
-    """Makes wandb silent and lets it put staged tables and logs into `folder`; a user's own places stay.
+    """Make wandb silent and let it put staged tables and logs into `folder`; a user's own places stay.
 
     Returns a function that puts the environment back. Environment variables, because wandb-core knows no other way.
     """
@@ -72,7 +72,7 @@ def set_environment(folder: Path) -> Callable[[], None]:
 
 
 def end_service(seconds: float) -> None:
-    """Ends wandb-core, by force if it does not end itself within `seconds`."""
+    """End wandb-core, by force if it does not end itself within `seconds`."""
 
     def teardown() -> None:
         import wandb
@@ -90,7 +90,7 @@ def end_service(seconds: float) -> None:
 
 
 def _service_process() -> subprocess.Popen[bytes] | None:
-    """wandb-core; wandb has no public name for it."""
+    """Return the process of wandb-core; wandb has no public name for it."""
     with contextlib.suppress(Exception):
         from wandb.sdk import wandb_setup
 

@@ -61,7 +61,7 @@ class Wandb:
         require(self.finish_timeout > 0, "tracker.finish_timeout", self.finish_timeout, "greater than 0")
 
     def image_interval(self, rounds: int) -> int | None:
-        """Rounds between images in a run of so many; None: none before the end."""
+        """Return the rounds between images in a run of so many; None: none before the end."""
         every = self.log_images_every
         if 0 < every < 1:
             return max(round(every * rounds), LEAST_INTERVAL)
@@ -111,7 +111,7 @@ class WandbTracker(Tracker):
         self._close(exit_code=1)
 
     def _connect(self) -> None:
-        """Opens the W&B run, online if that is asked for and possible, else offline."""
+        """Open the W&B run, online if that is asked for and possible, else offline."""
         modes = bounded(self._modes, LOCAL_SECONDS)
         if "online" in modes:
             try:
@@ -127,7 +127,7 @@ class WandbTracker(Tracker):
     # -- what runs in a bounded thread ----------------------------------------------------------------------
 
     def _modes(self) -> tuple[str, ...]:
-        """The modes to try in turn."""
+        """Return the modes to try in turn."""
         import wandb
 
         settings = wandb.setup().settings  # environment and settings files; `wandb offline` writes such a file
@@ -225,7 +225,7 @@ class WandbTracker(Tracker):
     # -- keeping W&B in its place ---------------------------------------------------------------------------
 
     def _guard(self, what: str, action: Callable[[], None], seconds: float) -> None:
-        """Runs the action; after a failure W&B is switched off with one warning."""
+        """Run the action; after a failure W&B is switched off with one warning."""
         if self._run is None:
             return
         try:
@@ -245,7 +245,7 @@ class WandbTracker(Tracker):
         self._end(seconds)
 
     def _end(self, seconds: float) -> None:
-        """Leaves nothing open; after the first call there is nothing to do."""
+        """Leave nothing open; after the first call there is nothing to do."""
         if self._restore_environment is not None:
             end_service(seconds)
             self._restore_environment()
@@ -257,7 +257,7 @@ class WandbTracker(Tracker):
         return f"; upload with: wandb sync {display_path(Path(self._run.dir).parent)}"
 
     def _discard_attempt(self) -> None:
-        """Removes what an online attempt that failed has left, so that `wandb sync` does not find the run twice."""
+        """Remove what an online attempt that failed has left, so that `wandb sync` does not find the run twice."""
         end_service(GRACE_SECONDS)
         for path in (self._info.directory / "wandb").glob(f"run-*-{self._id}"):
             if path.name not in self._older:
@@ -272,7 +272,7 @@ def _images(pictures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(table: "pd.DataFrame") -> Any:
-    """Empty cells stay empty, also in columns of text."""
+    """Return a W&B table whose empty cells stay empty, also in columns of text."""
     import wandb
 
     cells = table.astype(object).where(table.notna(), None)
@@ -280,13 +280,13 @@ def _table(table: "pd.DataFrame") -> Any:
 
 
 def _new_id() -> str:
-    """A fresh id for each run, also in one process; a W&B sweep agent hands out its own."""
+    """Return a fresh id for each run, also in one process; a W&B sweep agent hands out its own."""
     given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
     return given or secrets.token_hex(4)
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error."""
+    """Return the first line of an error."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

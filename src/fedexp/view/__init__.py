@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page for what `collect.collect` gives."""
+    """Return the page for what `collect.collect` gives."""
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     # In JSON these characters stand in strings only; escaped, no text can end the element that it is in.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

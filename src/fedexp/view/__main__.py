@@ -15,7 +15,7 @@ from fedexp.view.collect import collect
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the page and prints its path; exit code 2 with one message for bad input."""
+    """Write the page and print its path; exit code 2 with one message for bad input."""
     parser = argparse.ArgumentParser(prog="python -m fedexp.view", description=__doc__)
     parser.add_argument(
         "directories", nargs="+", type=Path, help="a sweep (multirun/<sweep>) or a run; several share a page"

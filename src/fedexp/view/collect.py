@@ -44,7 +44,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories at or below these, in their order; raises ConfigError where there are none."""
+    """Return the run directories at or below these, in their order. Raises ConfigError where there are none."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -70,7 +70,7 @@ class Pool:
         self._places: dict[str, int] = {}
 
     def add(self, item: Any) -> int:
-        """Its place."""
+        """Add a value once and return its place."""
         key = json.dumps(item)
         if key not in self._places:
             self._places[key] = len(self.items)
@@ -80,7 +80,7 @@ class Pool:
 
 @dataclass
 class Files:
-    """What could be read of a run directory."""
+    """The content of a run directory, as far as it can be read."""
 
     directory: Path
     problems: list[str] = field(default_factory=list)  # one line each
@@ -109,7 +109,7 @@ class Files:
         return run
 
     def _try(self, name: str, read: Callable[[Path], Any]) -> Any:
-        """None for a missing file, and for a damaged one, which is noted."""
+        """Read a file; None for a missing one, and for a damaged one, which is noted."""
         path = self.directory / name
         try:
             return read(path) if path.exists() else None
@@ -134,13 +134,13 @@ class Files:
 
     @property
     def countable(self) -> bool:
-        """Whether the tables have it."""
+        """Tell whether the tables include the run."""
         over = self.summary.get("status") in ("completed", "diverged") and "best_accuracy" in self.summary
         return over and self.rounds is not None and "test_accuracy" in self.rounds
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A .yaml or .json file."""
+    """Read a .yaml or .json file."""
     text = path.read_text(encoding="utf-8")
     content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=LOADER)
     if not isinstance(content, dict):
@@ -153,7 +153,7 @@ def read_overrides(path: Path) -> list[str]:
 
 
 def read_table(path: Path, keys: list[str]) -> pd.DataFrame:
-    """A csv file as numbers, nan where there is none; keys: columns that it must have, `round` in every row."""
+    """Read a csv file as numbers, nan where there is none; keys: columns that it must have, `round` in every row."""
     table = pd.read_csv(path, skip_blank_lines=True)
     if missing := [key for key in keys if key not in table]:
         raise ValueError(f"no column {', '.join(missing)}")
@@ -164,7 +164,7 @@ def read_table(path: Path, keys: list[str]) -> pd.DataFrame:
 
 
 def collect(paths: Sequence[Path]) -> dict[str, Any]:
-    """Everything that the page shows. Raises ConfigError where there is no run."""
+    """Collect everything that the page shows. Raises ConfigError where there is no run."""
     directories = find_runs(paths)
     base = Path(os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)]))
     if base in (path.absolute() for path in directories):
@@ -196,7 +196,7 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def natural(text: str) -> list[tuple[float, str]]:
-    """For sorting: numbers by their value, which is before words."""
+    """Return a key for sorting: numbers by their value, before words."""
     pieces = re.split(r"(\d+(?:\.\d+)?)", text)
     return [(float(piece), "") if i % 2 else (math.inf, piece) for i, piece in enumerate(pieces)]
 
@@ -209,7 +209,7 @@ def title_of(paths: Sequence[Path]) -> str:
 
 
 def parts_of(run: Files) -> tuple[list[str], str] | None:
-    """(words of the setting, method); None where the run does not say."""
+    """Return (words of the setting, method); None where the run does not say."""
     if not run.overrides and not run.config:
         return None
     data, method, others = aggregate.parts_of(run.choices, run.overrides)
@@ -217,7 +217,7 @@ def parts_of(run: Files) -> tuple[list[str], str] | None:
 
 
 def distinct(settings: Sequence[Sequence[str] | None]) -> list[str | None]:
-    """A name for each: its first two words, and those of the others that not all with the same first word have."""
+    """Name each setting: by its first two words, and the others that not all with the same first word share."""
     shared: dict[str, set[str]] = {}
     for words in settings:
         if words is not None:
@@ -229,7 +229,7 @@ def distinct(settings: Sequence[Sequence[str] | None]) -> list[str | None]:
 
 
 def describe(run: Files, pools: Mapping[str, Pool]) -> dict[str, Any]:
-    """One run without its setting, method and configuration."""
+    """Describe one run without its setting, method and configuration."""
     error = run.directory / files.ERROR
     report = error.read_text(encoding="utf-8", errors="replace") if error.exists() else None
     return {
@@ -245,7 +245,7 @@ def describe(run: Files, pools: Mapping[str, Pool]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Without what JSON has no place for; numbers to four significant digits."""
+    """Return a value without what JSON cannot hold, numbers to four significant digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -264,7 +264,7 @@ def is_measure(column: str) -> bool:
 
 
 def measures(runs: Iterable[Files]) -> list[str]:
-    """Columns of rounds.csv that any run has a value of, the usual ones first."""
+    """Return the columns of rounds.csv that any run has a value of, the usual ones first."""
     found = dict.fromkeys(("test_accuracy", "forgetting", "average_accuracy", "task_forgetting"), False)
     for run in runs:
         if run.rounds is not None:
@@ -290,7 +290,7 @@ def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, A
 
 
 def thin(length: int, most: int) -> tuple[np.ndarray, int]:
-    """Which of so many rows are kept, at most about `most` of them: bool [length], every n-th and the last; n."""
+    """Choose the rows to keep, at most about `most` of them: bool [length], every n-th and the last; and n."""
     every = max(1, -(-length // most))
     kept = np.arange(length) % every == 0
     kept[-1:] = True
@@ -338,7 +338,7 @@ def as_typed(value: Any) -> str:
 
 
 def by_sweep(paths: Sequence[Path], runs: Sequence[Files]) -> list[tuple[Path, list[Run]]]:
-    """The finished runs below each path, in a table each; single run directories share one."""
+    """Return a table of the finished runs below each path; single run directories share one."""
     groups: dict[Path, list[Run]] = {}
     for run in runs:
         if run.countable:
@@ -348,7 +348,7 @@ def by_sweep(paths: Sequence[Path], runs: Sequence[Files]) -> list[tuple[Path, l
 
 
 def tables(directory: Path, runs: list[Run]) -> dict[str, Any] | None:
-    """The table of a sweep as table.csv has it, and its rounds to target."""
+    """Return the table of a sweep as in table.csv, and its rounds to target."""
     found = aggregate.tables_of(directory.absolute(), runs)
     if found is None:
         return None
@@ -367,14 +367,14 @@ def tables(directory: Path, runs: list[Run]) -> dict[str, Any] | None:
 
 
 def cell(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One printed value and ours."""
+    """Return a cell with one printed value and ours."""
     ours, printed = layout.both(row)
     said = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
     return {"ours": ours, "printed": printed, "n": int(row["n"]), "diverged": int(row["diverged"])} | said
 
 
 def frame(table: pd.DataFrame) -> dict[str, Any]:
-    """A table whose runs are named by what not all of them have."""
+    """Return a table whose runs are named by what not all of them have."""
     names = distinct([str(name).split() for name in table["run"]])
     rows = table.drop(columns="run").astype(object).to_numpy().tolist()
     shown = [[name, *map(plain, row)] for name, row in zip(names, rows, strict=True)]

@@ -1,0 +1,154 @@
+"""A page for each algorithm, and the list of all."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import textwrap
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.build import make_target
+from fedexp.explain import list_options
+from fedexp.help import description
+from fedexp.requirements import node_of
+from fedexp.requirements import table as requirements_table
+
+from .names import algorithm_file, methods, sweeps, title
+from .text import CONF, ROOT, cell, comments, from_docstring, prose, table, yaml_comments
+
+
+def algorithms() -> list[str]:
+    return list_options("algorithm", [CONF])
+
+
+def builds_on(name: str) -> str | None:
+    """The option that a variant (a centralised twin) is made of."""
+    node = yaml.safe_load(algorithm_file(name).read_text(encoding="utf-8"))
+    return next((base for base in node.get("defaults", ()) if base != "_self_"), None)
+
+
+@cache
+def algorithm(name: str) -> FedAvg:
+    """With the defaults of its yaml."""
+    return make_target(node_of(algorithm_file(name)), "algorithm")
+
+
+def field_comments(schema: type) -> dict[str, str]:
+    """Field -> the comment behind it, of a dataclass and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed([b for b in schema.__mro__ if dataclasses.is_dataclass(b)]):
+        source = inspect.getsource(base)
+        found |= dict(re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", source, re.MULTILINE))
+    return found
+
+
+def allowed_values(schema: type) -> dict[str, str]:
+    """Field -> what `__post_init__` requires of it, in the words of the error message."""
+    found: dict[str, list[str]] = {}
+    for base in reversed([b for b in schema.__mro__ if "__post_init__" in vars(b)]):
+        for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(vars(base)["__post_init__"])))):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+                continue
+            arguments = [a.value if isinstance(a, ast.Constant) else a for a in call.args]
+            if call.func.id == "require" and all(isinstance(arguments[i], str) for i in (1, 3)):
+                found.setdefault(str(arguments[1]).rpartition(".")[2], []).append(str(arguments[3]))
+            elif call.func.id == "require_choice" and isinstance(arguments[2], ast.Tuple):
+                choices = ", ".join(ast.literal_eval(arguments[2]))
+                found.setdefault(str(arguments[0]).rpartition(".")[2], []).append(choices)
+    return {key: "; ".join(texts) for key, texts in found.items()}
+
+
+def options_table(name: str) -> str:
+    """Every key of an algorithm with default, allowed values and meaning."""
+    made, said = algorithm(name), yaml_comments(algorithm_file(name))
+    fields, allowed = field_comments(type(made)), allowed_values(type(made))
+    lines = []
+    for field in dataclasses.fields(made):
+        key = field.name
+        meaning = [fields[key]] if key in fields else []
+        meaning += [said[key]] if key in said and said[key] != fields.get(key) else []
+        lines.append(
+            (f"`algorithm.{key}`", cell(getattr(made, key)), prose(allowed.get(key, "")), prose("; ".join(meaning)))
+        )
+    return table(("key", "default", "must be", "meaning"), lines)
+
+
+def restrictions(made: FedAvg) -> str:
+    """What an algorithm is defined for, where that is less than FedAvg."""
+    limits = [
+        ("local.optimizer=", made.optimizers, FedAvg.optimizers),
+        ("scenario=", made.scenarios, FedAvg.scenarios),
+        ("", made.inputs, FedAvg.inputs),
+    ]
+    said = [f"`{key}{' or '.join(values)}`" for key, values, every in limits if set(values) != set(every)]
+    return f"Only with {'; '.join(said)}." if said else ""
+
+
+@cache
+def requirements() -> str:
+    return requirements_table(CONF / "algorithm")
+
+
+def needs_table(name: str) -> str:
+    """What it needs beyond FedAvg, with its variants; those without a row exchange nothing (centralised twins)."""
+    head, rule, *lines = requirements().splitlines()
+    mine = [line for line in lines if line.startswith(f"| `{name}` ")]
+    return "\n".join([head, rule, *mine]) if mine else ""
+
+
+def used_in(name: str) -> list[str]:
+    """Sweeps of conf/sweep that run it."""
+    return [sweep.name for sweep in sweeps() if name in methods(sweep)]
+
+
+def algorithm_page(name: str) -> str:
+    base, schema = builds_on(name), type(algorithm(name))
+    says = description(algorithm_file(name)).rstrip(".")
+    parts = [f"# {title(name)}", f"{prose(says)}.", f"```sh\nfedexp algorithm={name}{companions(name)}\n```"]
+    if base:
+        parts.append(f"Everything else is [{title(base)}]({base}.md).")
+    else:
+        module = importlib.import_module(schema.__module__)
+        parts += ["## What it does", from_docstring(module.__doc__ or "")]
+        if schema.__doc__ and not schema.__doc__.startswith(f"{schema.__name__}("):  # the latter is a dataclass's own
+            parts.append(from_docstring(schema.__doc__))
+    parts += [
+        "## Options",
+        options_table(name),
+        restrictions(algorithm(name)),
+        prose(" ".join(comments(algorithm_file(name)))),
+    ]
+    if needs := needs_table(name):
+        parts += ["## Needs beyond FedAvg", needs]
+    if tuned := sorted((CONF / "tuned").glob(f"*_{name}.yaml")):
+        parts += ["## Values of a paper for a data set", "Used by themselves with this data set and algorithm."]
+        parts += [f"`conf/tuned/{path.name}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```" for path in tuned]
+    if names := used_in(name):
+        parts += ["## In the papers' tables", ", ".join(f"`sweep={each}`" for each in names) + "."]
+    source = Path(inspect.getfile(schema)).resolve().relative_to(ROOT)
+    parts.append(f"Source: `{source.as_posix()}`, `conf/algorithm/{name}.yaml`.")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def companions(name: str) -> str:
+    """Options without which a method refuses to run, or has nothing to do."""
+    made, given = algorithm(name), ""
+    if made.needs.surrogate or "none" not in made.scenarios or made.paradigm == "centralized":
+        given += " scenario=class_incremental partition=shards"
+    if made.needs.public:
+        given += " public.fraction=0.025"
+    return given + (" surrogate.fraction=0.2" if made.needs.surrogate else "")
+
+
+def algorithm_index() -> str:
+    """Every algorithm with its line, and the table of what each needs."""
+    lines = []
+    for name in algorithms():
+        says = description(algorithm_file(name)).partition(":")[2].strip()
+        lines.append((f"[{title(name)}]({name}.md)", f"`algorithm={name}`", prose(says)))
+    return table(("method", "option", "what it is"), lines)

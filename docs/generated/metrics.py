@@ -1,0 +1,41 @@
+"""The formulas of the metrics, the options of their group, and what `fedexp --help` prints."""
+
+import importlib
+import inspect
+
+import yaml
+
+from fedexp.build import find_class
+from fedexp.explain import list_options
+from fedexp.help import description, help_text
+
+from .text import CONF, comments, from_docstring, prose, yaml_comments
+
+
+def functions(module_name: str) -> str:
+    """The public functions of a module: signature and docstring."""
+    module = importlib.import_module(module_name)
+    parts = [from_docstring(module.__doc__ or "")]
+    for name, function in vars(module).items():
+        if inspect.isfunction(function) and function.__module__ == module_name and not name.startswith("_"):
+            parts += [f"### `{name}`", f"```python\n{name}{inspect.signature(function)}\n```"]
+            parts.append(from_docstring(function.__doc__ or ""))
+    return "\n\n".join(parts)
+
+
+def metric_options() -> str:
+    """The options of the group `forgetting_metric`."""
+    parts = []
+    for name in list_options("forgetting_metric", [CONF]):
+        path = CONF / "forgetting_metric" / f"{name}.yaml"
+        node = {"_target_": yaml.safe_load(path.read_text(encoding="utf-8"))["_target_"]}
+        schema = find_class(node["_target_"], "forgetting_metric._target_")
+        keys = "; ".join(f"`forgetting_metric.{k}`: {v}" for k, v in yaml_comments(path).items())
+        parts += [f"### `forgetting_metric={name}`", prose(description(path)), prose(" ".join(comments(path)))]
+        parts += [from_docstring(schema.__doc__ or ""), prose(keys)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def command_line() -> str:
+    """What `fedexp --help` prints."""
+    return f"```text\n{help_text(CONF, [])}\n```"

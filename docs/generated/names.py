@@ -1,0 +1,29 @@
+"""The names that several pages use: methods, and the sweeps in which they are run."""
+
+from functools import cache
+from pathlib import Path
+
+from fedexp.explain import list_options
+from fedexp.help import description
+from fedexp.sweep import Sweep, load_sweep
+
+from .text import CONF
+
+
+def algorithm_file(name: str) -> Path:
+    return CONF / "algorithm" / f"{name}.yaml"
+
+
+def title(name: str) -> str:
+    """The method's name as papers write it."""
+    return description(algorithm_file(name)).partition(":")[0]
+
+
+@cache
+def sweeps() -> tuple[Sweep, ...]:
+    return tuple(load_sweep(name, [CONF]) for name in list_options("sweep", [CONF]))
+
+
+def methods(sweep: Sweep) -> set[str]:
+    fixed = {text.partition("=")[2] for b in sweep.blocks for text in b.fixed if text.startswith("algorithm=")}
+    return fixed.union(*(block.axes.get("algorithm", ()) for block in sweep.blocks))

@@ -1,0 +1,88 @@
+"""What the page of a paper shows: its methods, settings, tables, and the printed values that cannot be right."""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from fedexp.compare import TABLES, printed_cells
+from fedexp.explain import list_options
+from fedexp.help import description
+from fedexp.sweep import Sweep
+
+from .names import methods, sweeps, title
+from .text import CONF, ROOT, comments, prose, table
+
+MEASURED = "[Reproduction](../../REPRODUCTION.md) has what was measured, in part at a reduced budget."
+
+
+def committed(sweep: str) -> str:
+    """What the committed table of a sweep says: its verdicts, counted."""
+    path = ROOT / "multirun" / sweep / "table.csv"
+    if not path.exists():
+        return "no table committed yet"
+    with path.open(encoding="utf-8", newline="") as file:
+        counts = Counter(row["verdict"] for row in csv.DictReader(file))
+    return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
+
+
+def paper_tables(paper: str) -> str:
+    """The tables and figures of a paper as sweeps, with the command and the state of each."""
+    mine = sorted((s for s in sweeps() if s.paper == paper), key=lambda s: natural(s.name))
+    lines = []
+    for sweep in mine:
+        jobs = sum(len(list(block.combinations())) for block in sweep.blocks)
+        what = prose(sweep.title.partition(": ")[2])
+        which = sweep.title.partition(": ")[0].removeprefix(f"{paper} ")
+        printed = len(printed_cells(sweep))
+        lines.append((which, what, f"`sweep={sweep.name}`", str(jobs), str(printed), committed(sweep.name)))
+    head = ("in the paper", "what", "name", "runs a seed", "printed values", "verdicts of the committed table")
+    return "\n\n".join([table(head, lines), "\n".join(sweep_notes(mine)), MEASURED]).strip()
+
+
+def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
+    """What the sweeps' files say beyond their titles, each once."""
+    said: dict[str, list[str]] = {}
+    for sweep in mine:
+        if note := " ".join(comments(CONF / "sweep" / f"{sweep.name}.yaml")):
+            said.setdefault(note, []).append(f"`{sweep.name}`")
+    for note, names in said.items():
+        yield f"- {', '.join(names)}: {prose(note)}"
+
+
+def suspects(paper: str) -> str:
+    """Printed values that cannot be right; the report never judges by them."""
+    with TABLES.open(encoding="utf-8", newline="") as file:
+        found = [row for row in csv.DictReader(file) if row["paper"] == paper and row["note"].startswith("suspect: ")]
+    why: dict[tuple[str, str], list[str]] = {}
+    for row in found:
+        why.setdefault((row["table"], row["note"].removeprefix("suspect: ")), []).append(
+            f"{row['method']} {row['value']}"
+        )
+    return "\n".join(f"- Table {number}, {', '.join(cells)}: {note}." for (number, note), cells in why.items())
+
+
+def natural(name: str) -> list[Any]:
+    """Sorts numbers by their value."""
+    return [float(part) if part[:1].isdigit() else part for part in re.split(r"(\d+(?:\.\d+)?)", name)]
+
+
+def paper_settings(paper: str) -> str:
+    """The paper's settings (`experiment=`), with what each is."""
+    names = [name for name in list_options("experiment", [CONF]) if name.startswith(f"{paper.lower()}/")]
+    lines, notes = [], []
+    for name in sorted(names, key=natural):
+        path = CONF / "experiment" / f"{name}.yaml"
+        lines.append((f"`experiment={name}`", prose(description(path))))
+        notes.append(" ".join(comments(path)))
+    sources = "\n".join(f"- {prose(note)}" for note in dict.fromkeys(notes) if note)
+    first = CONF / "experiment" / f"{sorted(names, key=natural)[0]}.yaml"
+    whole = f"The first of them, whole:\n\n```yaml\n{first.read_text(encoding='utf-8')}```"
+    return "\n\n".join([table(("setting", "what"), lines), sources, whole])
+
+
+def paper_methods(paper: str) -> str:
+    """The methods in the paper's tables, with the pages of the algorithms."""
+    names = sorted(set().union(*(methods(sweep) for sweep in sweeps() if sweep.paper == paper)))
+    return ", ".join(f"[{title(name)}](../algorithms/{name}.md)" for name in names) + "."

@@ -1,0 +1,123 @@
+"""README.md, CONTRIBUTING.md and docs/: links lead somewhere, lines and table cells are short."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from fedexp.explain import list_options
+from world import CONF
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")})
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+WIDTH, CELL = 120, 200
+# Not wrapped yet; take them out as they are.
+LONG = ("docs/reproduction/", "docs/papers/", "docs/security.md", "docs/reliability.md")
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)$", re.MULTILINE)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+# Made for the site only.
+GENERATED = {ROOT / "docs" / "algorithms" / f"{name}.md" for name in list_options("algorithm", [CONF])}
+
+
+def read(path: Path) -> str:
+    """Return the text of a page without its code blocks."""
+    return CODE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings, as GitHub and the site make them."""
+    plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in HEADING.findall(text))
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+def wrong_links(path: Path, text: str) -> Iterator[str]:
+    """Yield the links of a page to files or headings that do not exist."""
+    for target in (first or second for first, second in LINK.findall(text)):
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if re.match(r"\w+:", target) or file in GENERATED:
+            continue
+        if not file.exists() or (anchor and anchor not in anchors(read(file))):
+            yield target
+
+
+def long_parts(text: str) -> Iterator[str]:
+    """Yield the lines of prose and the table cells that are too long."""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            yield from (cell for cell in re.split(r"(?<!\\)\|", line) if len(cell.strip()) > CELL)
+        elif len(line) > WIDTH:
+            yield line
+
+
+OTHERS = ["REPRODUCTION.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/RESULTS.md"]
+
+
+@pytest.mark.parametrize("name", [*(name for name in NAMES if not name.startswith("docs/reproduction/")), *OTHERS])
+def test_links(name):
+    """Those of docs/reproduction are relative to REPRODUCTION.md, whose parts these files are."""
+    assert not list(wrong_links(ROOT / name, read(ROOT / name)))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(LONG)])
+def test_lines_and_table_cells_are_short(name):
+    assert not list(long_parts(read(ROOT / name)))
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """Return the table below a heading of the page of options: first cell -> the others."""
+    section = read(ROOT / "docs" / "guide" / "options.md").split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.replace("| |", "|  |").splitlines() if line[:2] == "| "]
+    return {first: rest for first, *rest in lines[1:]}
+
+
+def test_the_table_of_groups_is_complete():
+    table = rows("Groups")
+    assert set(table) == {f"`{path.name}`" for path in CONF.iterdir() if path.is_dir()} - {
+        f"`{name}`" for name in ("launcher", "sweep", "tuned")
+    }
+    for group, (options, *_) in table.items():
+        if group not in ("`algorithm`", "`experiment`"):  # these have pages of their own
+            known = set(list_options(group.strip("`"), [CONF]))
+            assert known <= set(re.findall(r"\w+", options)), group
+    for line in re.findall(r"^\| (`\w+`) \| (.*) \|$", read(ROOT / "README.md"), re.MULTILINE):
+        assert line[0] in table
+
+
+def test_the_table_of_keys_has_all_with_their_defaults():
+    config, digits = OmegaConf.load(CONF / "config.yaml"), OmegaConf.load(CONF / "dataset" / "digits.yaml")
+    table, said = rows("Keys"), set()
+    for keys, (default, own, *_) in table.items():
+        names = re.findall(r"`([^`]+)`", keys)
+        said.update(names)
+        if names[0] in ("data_dir", "hydra.run.dir"):  # described, not quoted
+            continue
+        values = [default] if len(names) == 1 else default.split(", ")
+        assert [yaml.safe_load(value) for value in values] == [plain(OmegaConf.select(config, n)) for n in names], keys
+        if own.strip():
+            assert yaml.safe_load(own) == OmegaConf.select(digits, names[0]), keys
+    known = {f"{key}.{k}" if isinstance(v, dict) and v else key
+             for key, v in OmegaConf.to_container(config).items() if key not in ("defaults", "hydra", "resume", "seeds")
+             for k in (v if isinstance(v, dict) and v else [""])}  # fmt: skip
+    assert known <= said
+
+
+def plain(value):
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def test_what_these_tests_find(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A `b` page\n\n[one](#a-b-page) [two](page.md#other) [three](nowhere.md) [four](https://x.org)\n")
+    assert list(wrong_links(page, read(page))) == ["page.md#other", "nowhere.md"]
+    wide, cell = "x" * 121, "y" * 201
+    assert list(long_parts(f"{wide[1:]}\n{wide}\n| {cell} | {cell[1:]} |\n")) == [wide, f" {cell} "]
