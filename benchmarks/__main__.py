@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
 from benchmarks.w1 import EPOCHS, OVERRIDES, ROOT, data_overrides, data_sentence, prepare_workload
-from fedexp.hardware import cores, has_bf16
+from fedexp.engine.hardware import cores, has_bf16
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from benchmarks import measure
-from fedexp.engine.vectorised_convolution import convolve
+from fedexp.engine.vectorised.convolution import convolve
 
 CLIENTS, BATCH, KERNEL = (1, 2, 4, 10), 50, 5
 LAYERS = {"3 to 32 channels, 32 x 32": (3, 32, 32), "32 to 64 channels, 16 x 16": (32, 64, 16)}

@@ -216,7 +216,7 @@ def machine() -> str:
     """CPU, cores, instruction set, versions, date: what a figure depends on."""
     import torch
 
-    from fedexp.hardware import cores, cpu_name
+    from fedexp.engine.hardware import cores, cpu_name
 
     device = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
     return (

@@ -105,10 +105,10 @@ def prepare_workload(rounds: int, extra: list[str]) -> Workload:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
-    from fedexp.arguments import conf_directory
-    from fedexp.build import build
-    from fedexp.exchange import sample
-    from fedexp.prepare import prepare
+    from fedexp.config.build import build
+    from fedexp.config.options import conf_directory
+    from fedexp.training.exchange import sample
+    from fedexp.training.prepare import prepare
 
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
         search = f"hydra.searchpath=[file://{CONF}]"

@@ -8,9 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp import checkpoint, files, tree
 from fedexp.algorithms.base import FedAvg, masked_mean
-from fedexp.algorithms.contract import Batch, Context
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedavgm import FedAvgM
@@ -27,18 +25,21 @@ from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.algorithms.flashback import Flashback
+from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.build import find_class
-from fedexp.checkpoint_form import fits_run
+from fedexp.analysis.algorithm_costs import node_of
+from fedexp.config.build import find_class
+from fedexp.core import storage, tree
+from fedexp.core.errors import ConfigError
 from fedexp.engine.base import Cohort, Engine, ScheduledData
 from fedexp.engine.network import LiveNetwork
-from fedexp.errors import ConfigError
-from fedexp.experiment import Experiment, State
 from fedexp.models import Output
-from fedexp.record import Recorder
-from fedexp.requirements import node_of
-from fedexp.run import play_round, run
+from fedexp.rundir import checkpoint, files
+from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.experiment import Experiment, State
+from fedexp.training.recorder import Recorder
+from fedexp.training.rounds import play_round, run
 from world import CONF, ENGINES, LOCAL, advance, assemble, broadcast, describe, flat, make_experiment, play
 
 
@@ -422,7 +423,7 @@ def test_resume_equals_no_resume(row, error, interval, tmp_path):
     stopping = Stopping(experiment.engine, LOCAL.lr_at(3), error)
     with pytest.raises(error):
         record(replace(experiment, engine=stopping), tmp_path / "parts", resume=False)
-    assert files.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == {1: 3, 2: 2}[interval]
+    assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == {1: 3, 2: 2}[interval]
     resumed = record(row.experiment(rounds=5, participation=0.4), tmp_path / "parts", resume=True)
     assert_equal(resumed.server, whole.server)
     assert resumed.clients.keys() == whole.clients.keys()

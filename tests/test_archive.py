@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fedexp.core.errors import ConfigError
 from fedexp.data import archive
 from fedexp.data.archive import ArchiveError, unpack
 from fedexp.data.download import Download
-from fedexp.errors import ConfigError
 
 FILES = {"set/a.txt": b"one", "set/deep/b.bin": bytes(range(256)) * 20, "c": b""}
 

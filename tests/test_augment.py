@@ -9,8 +9,8 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tv
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.augment import ANGLE, CX, CY, DRAWS, DX, DY, FLIP, Augmentation, Normalise, load_batch
-from fedexp.errors import ConfigError
 
 NORMALISE = Normalise(mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
 OFF: dict[str, Any] = {"crop_padding": 0, "padding_mode": "zero", "flip": False, "cutout": 0, "rotation": 0.0}

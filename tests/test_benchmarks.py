@@ -21,6 +21,7 @@ from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
+from fedexp.core.settings import LocalTraining
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.types import ImageData
 from fedexp.engine.base import Cohort, Workbench
@@ -28,7 +29,6 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import Sequential
 from fedexp.models.cnn import CNN
-from fedexp.settings import LocalTraining
 
 NTD = FedNTD(beta=1.0, tau=1.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -87,7 +87,7 @@ def test_bare_training_is_that_of_fedexp(algorithm):
     settings = dict(epochs=2, batch_size=4, optimizer="sgd", lr=0.05, lr_decay=1.0, momentum=w1.MOMENTUM)
     settings |= dict(weight_decay=w1.WEIGHT_DECAY)
     local, module = LocalTraining(**settings), MODEL.build((3, 32, 32), 10).double()
-    module = module.to(memory_format=torch.channels_last)  # as in fedexp.prepare
+    module = module.to(memory_format=torch.channels_last)  # as in fedexp.training.prepare
     labels = torch.arange(10)
     data = ImageData("noise", pixels(10), labels, pixels(10), labels, tuple("abcdefghij"), MEAN, STD)
     workbench = Workbench(FunctionalNetwork(module, "fp64"), data, None, local, torch.float64)

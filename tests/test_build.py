@@ -12,11 +12,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedexp import trust
-from fedexp.build import GROUPS, build, convert, find_class
+from fedexp.config import trust
+from fedexp.config.build import GROUPS, build, convert, find_class
+from fedexp.config.options import known_keys, list_groups, list_options
+from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
-from fedexp.errors import ConfigError
-from fedexp.explain import known_keys, list_groups, list_options
 from world import CONF, composed
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
@@ -146,10 +146,10 @@ def test_dataset_brings_its_protocol():
         (["algorithm=fedprox", "+algorithm.muu=1"], "algorithm.muu: no such key (nearest: 'mu'); known: paradigm, mu"),
         (["algorithm=fedprox", "~algorithm.mu"], "algorithm.mu: is missing"),
         (
-            ["algorithm._target_=fedexp.hardware.FedAvg"],
-            "algorithm._target_=fedexp.hardware.FedAvg: cannot be imported",
+            ["algorithm._target_=fedexp.engine.hardware.FedAvg"],
+            "algorithm._target_=fedexp.engine.hardware.FedAvg: cannot be imported",
         ),
-        (["algorithm._target_=fedexp.tree.map"], "algorithm._target_=fedexp.tree.map: must be a dataclass"),
+        (["algorithm._target_=fedexp.core.tree.map"], "algorithm._target_=fedexp.core.tree.map: must be a dataclass"),
         (["algorithm._target_=os.system"], "algorithm._target_=os.system: lies outside fedexp"),
         (["algorithm._target_=nowhere"], "algorithm._target_=nowhere: lies outside fedexp"),
         (["+dataset.augmentation.flop=true"], "dataset.augmentation.flop: no such key (nearest: 'flip')"),

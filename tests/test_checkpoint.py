@@ -10,13 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedexp import checkpoint, files
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.checkpoint_form import FORM, fits_run
-from fedexp.errors import ConfigError, StorageError
-from fedexp.files import CsvFile
-from fedexp.run import play_round
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError, StorageError
+from fedexp.rundir import checkpoint, csv_files, files
+from fedexp.rundir.checkpoint_form import FORM
+from fedexp.rundir.csv_files import CsvFile
+from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.rounds import play_round
 from test_algorithms import record, tables
 from world import make_experiment
 
@@ -91,14 +93,14 @@ def test_without_a_whole_state_all_damages_are_named(undisturbed, tmp_path):
 def test_no_turned_bit_goes_unnoticed(tmp_path):
     """Wherever it is in the file, it is refused or changes nothing."""
     path, value = tmp_path / "tree.pt", {"a": torch.arange(9.0), "b": {"c": 3, "d": 0.5}, "e": torch.tensor([1, 2])}
-    files.save_tree(path, value)
+    storage.save_tree(path, value)
     content, refused = path.read_bytes(), 0
     for place in range(0, len(content), 3):
         turned = bytearray(content)
         turned[place] ^= 1 << place % 8
         path.write_bytes(turned)
         try:
-            loaded = files.load_tree(path)
+            loaded = storage.load_tree(path)
         except ConfigError:
             refused += 1
         else:
@@ -139,7 +141,7 @@ def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
 def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, tmp_path):
     """A round takes 1.5 s and a checkpoint 0.25 s, so that the next is due 5 s later: after four rounds."""
     now, saved = [0.0], []
-    monkeypatch.setattr("fedexp.record.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("fedexp.training.recorder.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def taking(seconds, function, calls):
         def slow(*arguments):
@@ -150,7 +152,7 @@ def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, t
         return slow
 
     monkeypatch.setattr(checkpoint, "save", taking(0.25, checkpoint.save, saved))
-    monkeypatch.setattr("fedexp.run.play_round", taking(1.5, play_round, []))
+    monkeypatch.setattr("fedexp.training.rounds.play_round", taking(1.5, play_round, []))
     short = make_experiment(FedAvg(), rounds=10, checkpoint_interval=None)
     record(short, tmp_path, resume=False)
     assert [state["round"] for _, state in saved] == [0, 4, 8, 10]  # the last in any case
@@ -160,7 +162,7 @@ def test_without_links_the_state_before_is_copied(monkeypatch, tmp_path, undistu
     monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links here")))
     record(experiment(), tmp_path / "run", resume=False)
     for name in (files.CHECKPOINT, files.PREVIOUS):
-        ours, theirs = (files.load_tree(directory / name) for directory in (tmp_path / "run", undisturbed))
+        ours, theirs = (storage.load_tree(directory / name) for directory in (tmp_path / "run", undisturbed))
         torch.testing.assert_close(ours["server"], theirs["server"], rtol=0, atol=0)
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -228,20 +230,20 @@ def test_a_file_that_is_removed_or_moved_is_noticed(remove, tmp_path):
 
 
 def test_the_last_round_is_that_of_a_whole_row(tmp_path):
-    assert files.last_round(tmp_path) is None
+    assert csv_files.last_round(tmp_path) is None
     for text, last in (("round,x\n", None), ("round,x\n0,1\n1,2\n", 1), ("round,x\n0,1\n1,", 0)):
         (tmp_path / files.ROUNDS).write_text(text)
-        assert files.last_round(tmp_path) == last
+        assert csv_files.last_round(tmp_path) == last
 
 
 def test_a_tree_is_written_once(tmp_path):
     """One file, replaced as a whole: whoever has the old one open goes on reading that."""
     path = tmp_path / "tree.pt"
-    files.save_tree(path, {"a": torch.zeros(3)})
+    storage.save_tree(path, {"a": torch.zeros(3)})
     with open(path, "rb") as old:
-        files.save_tree(path, {"a": torch.ones(3)})
+        storage.save_tree(path, {"a": torch.ones(3)})
         assert torch.equal(torch.load(io.BytesIO(old.read()))["a"], torch.zeros(3))
-    assert torch.equal(files.load_tree(path)["a"], torch.ones(3))
+    assert torch.equal(storage.load_tree(path)["a"], torch.ones(3))
 
 
 def insert_a_byte(path):
@@ -271,9 +273,9 @@ def test_an_older_checkpoint_without_checksums_is_read(undisturbed, tmp_path):
     directory = tmp_path / "run"
     shutil.copytree(undisturbed, directory)
     for name in (files.CHECKPOINT, files.PREVIOUS):
-        state = files.load_tree(directory / name)
+        state = storage.load_tree(directory / name)
         del state["checksums"]
-        files.save_tree(directory / name, state)
+        storage.save_tree(directory / name, state)
     assert checkpoint.load(directory).state["round"] == ROUNDS
     insert_a_byte(directory / files.ROUNDS)
     assert checkpoint.load(directory).state is None
@@ -354,9 +356,9 @@ def test_a_checkpoint_that_loads_but_is_not_of_this_run_is_damaged(name, undistu
     change, words = STRANGE[name]
     directory = tmp_path / "run"
     shutil.copytree(undisturbed, directory)
-    state = files.load_tree(directory / files.CHECKPOINT)
+    state = storage.load_tree(directory / files.CHECKPOINT)
     change(state)
-    files.save_tree(directory / files.CHECKPOINT, state)
+    storage.save_tree(directory / files.CHECKPOINT, state)
     check = fits_run(directory, experiment())
     saved = checkpoint.load(directory, check)
     assert re.search(words, saved.problem), saved.problem
@@ -370,7 +372,7 @@ def test_a_client_state_of_another_model_is_damage(undisturbed, tmp_path):
     directory = tmp_path / "run"
     shutil.copytree(undisturbed, directory)
     path = next(directory.glob("checkpoint/clients/*.4.pt"))
-    files.save_tree(path, {"c": {"weight": torch.ones(2)}})
+    storage.save_tree(path, {"c": {"weight": torch.ones(2)}})
     saved = checkpoint.load(directory, fits_run(directory, experiment()))
     assert f"without {path.name}.c." in saved.problem
     assert saved.state["round"] == ROUNDS - 1

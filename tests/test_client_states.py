@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedexp import client_states, tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Needs
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.flashback import Flashback
+from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.client_states import ClientStates, choose_place, size_of
+from fedexp.analysis.algorithm_costs import table
+from fedexp.core import tree
 from fedexp.models.resnet import BottleneckResNet
-from fedexp.requirements import table
-from fedexp.run import play_round
+from fedexp.rundir import client_states
+from fedexp.rundir.client_states import ClientStates, choose_place, size_of
+from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, record
 from world import CONF, ENGINES, Normed, advance, flat, make_experiment, play
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from fedexp.cohorts import Cohorts, check_begun
-from fedexp.errors import ConfigError
-from fedexp.exchange import sample
-from fedexp.run import play_round
+from fedexp.config.cohorts import Cohorts, check_begun
+from fedexp.core.errors import ConfigError
+from fedexp.training.exchange import sample
+from fedexp.training.rounds import play_round
 from world import advance, make_experiment
 
 

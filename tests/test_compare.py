@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp import compare
-from fedexp.aggregate import mark, rounds_to_targets, write_tables
-from fedexp.compare import load_jobs, load_runs
-from fedexp.layout import sections
-from fedexp.report import main
-from fedexp.sweep import load_sweep
+from fedexp.analysis import compare
+from fedexp.analysis.aggregate import mark, rounds_to_targets, write_tables
+from fedexp.analysis.compare import load_jobs, load_runs
+from fedexp.analysis.layout import sections
+from fedexp.analysis.report import main
+from fedexp.analysis.sweep import load_sweep
 from world import CONF
 
 TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]

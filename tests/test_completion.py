@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from fedexp import cli
-from fedexp.completion import SCRIPTS, answer_shell, candidates, settable
-from fedexp.errors import ConfigError
-from fedexp.explain import list_options
-from fedexp.identity import flatten
+from fedexp.cli import main
+from fedexp.cli.completion import SCRIPTS, answer_shell, candidates, settable
+from fedexp.config.options import list_options
+from fedexp.core.errors import ConfigError
+from fedexp.rundir.fingerprint import flatten
 from world import CONF, composed
 
 ROOT = Path(__file__).parents[1]
@@ -111,11 +111,11 @@ def test_bad_questions(arguments, message):
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_answers_of_each_shell(shell, monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", "fedexp model=cnn")
-    assert cli.answer(["--shell-completion", f"query={shell}"], cli.nullcontext()) == 0
+    assert main.answer(["--shell-completion", f"query={shell}"], main.nullcontext()) == 0
     end = " " if shell == "bash" else ""
     assert capsys.readouterr().out == f"model=cnn{end}\nmodel=cnn_3fc{end}\n"
     for task in ("install", "uninstall"):
-        assert cli.answer(["-sc", f"{task}={shell}"], cli.nullcontext()) == 0
+        assert main.answer(["-sc", f"{task}={shell}"], main.nullcontext()) == 0
         assert "fedexp" in capsys.readouterr().out
 
 
@@ -142,7 +142,7 @@ complete -p fedexp 2>/dev/null || echo removed
 def test_a_real_bash(tmp_path):
     program = tmp_path / "bin/fedexp"
     program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\nimport sys\nfrom fedexp.cli import main\nsys.exit(main())\n")
+    program.write_text(f"#!{sys.executable}\nimport sys\nfrom fedexp.cli.main import main\nsys.exit(main())\n")
     program.chmod(0o755)
     (tmp_path / "outputs/day 1").mkdir(parents=True)
     environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}

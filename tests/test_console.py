@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedexp import console
+from fedexp.core import console
 
 
 class Broken(io.StringIO):

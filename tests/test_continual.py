@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp import files, optimizers, tree
-from fedexp.algorithms import continual
+from fedexp.algorithms import continual, optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
 from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel, centred
@@ -17,11 +16,13 @@ from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.heads import HEAD
-from fedexp.build import find_class
+from fedexp.analysis.algorithm_costs import node_of
+from fedexp.config.build import find_class
+from fedexp.core import storage, tree
+from fedexp.core.errors import ConfigError
 from fedexp.data.tasks import ClassIncremental
-from fedexp.errors import ConfigError
-from fedexp.requirements import node_of
-from fedexp.run import play_round
+from fedexp.rundir import files
+from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal, record, tables
 from world import (
     CLASSES,
@@ -157,7 +158,7 @@ def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
     halted = replace(experiment, engine=HaltsAfter(experiment.engine, calls=training_calls(row)))
     with pytest.raises(KeyboardInterrupt):
         record(halted, tmp_path / "parts", resume=False)
-    assert files.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == 3
+    assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == 3
     resumed = record(stream(row.make()), tmp_path / "parts", resume=True)
     assert_equal(resumed.server, whole.server)
     assert (resumed.accuracy, resumed.tasks) == (whole.accuracy, whole.tasks)

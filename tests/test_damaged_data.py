@@ -19,13 +19,13 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.image_files import list_images
 from fedexp.data.partition import Partition, load_npz
 from fedexp.data.partition_file import read_clients
 from fedexp.data.text import read_vectors, read_vocabulary
 from fedexp.data.text_files import read_texts
 from fedexp.data.torchvision_files import read_images, read_labels
-from fedexp.errors import ConfigError
 from test_datasets import idx_bytes, leaf_json, load, no_network, pixels, write_leaf, write_tree
 
 __all__ = ["no_network"]  # a fixture

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedexp import dashboard
+from fedexp.trackers import dashboard
 from fedexp.trackers.wandb_names import NAMES, SUMMARIES, flat_summary, metric_name
 
 

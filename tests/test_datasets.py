@@ -25,12 +25,12 @@ import torchvision
 from omegaconf import OmegaConf
 from PIL import Image
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Dataset
 from fedexp.data.image_files import stratified_split
 from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import ImageData
-from fedexp.errors import ConfigError
 
 CONF = Path(__file__).parents[1] / "conf"
 TEXTS = {"thucnews", "sogoucs", "sina2019", "weibo"}  # see test_text.py

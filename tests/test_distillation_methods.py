@@ -9,9 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Batch, Context, Federation
 from fedexp.algorithms.fedalign import FedAlign, spectral_norm
 from fedexp.algorithms.feddf import FedDF
 from fedexp.algorithms.fedka import FedKA
@@ -19,10 +17,12 @@ from fedexp.algorithms.fedkd import FedKD
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.flashback import Flashback, distillation_loss, shares, targets
+from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
-from fedexp.errors import ConfigError
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet

@@ -7,11 +7,11 @@ import pytest
 import torch
 import yaml
 
-from fedexp.engine.distributed import CPU, Packet, _Unpickler, attempt
-from fedexp.engine.ranks import Ranks, find_ranks
-from fedexp.engine.worker import Failure
-from fedexp.errors import ConfigError
-from fedexp.hardware import Hardware
+from fedexp.core.errors import ConfigError
+from fedexp.engine.hardware import Hardware
+from fedexp.engine.processes.distributed import CPU, Packet, _Unpickler, attempt
+from fedexp.engine.processes.ranks import Ranks, find_ranks
+from fedexp.engine.processes.worker import Failure
 from world import CONF
 
 MASTER = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}

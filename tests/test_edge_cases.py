@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import world
-from fedexp import files, tree
+from fedexp.core import storage, tree
 from fedexp.data.partition import Partitioner
 from fedexp.data.types import ImageData
 from fedexp.engine.base import Engine
+from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
@@ -68,7 +69,7 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
         state = record(broken, tmp_path, resume=False)
     assert (state.status, state.round, state.not_finite) == ("diverged", 1, [2])
     assert "round 1: the loss or the model of client 2 is not finite; the run has diverged" in caplog.text
-    saved = files.load_tree(tmp_path / files.CHECKPOINT)
+    saved = storage.load_tree(tmp_path / files.CHECKPOINT)
     assert (saved["status"], saved["not_finite"]) == ("diverged", [2])
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == [0, 1]
 

@@ -6,12 +6,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp import cli, elsewhere
-from fedexp.aggregate import mark, write_tables
-from fedexp.build import resolve
-from fedexp.compare import load_jobs
-from fedexp.elsewhere import alike, complete, exact, finished_runs
-from fedexp.preview import plan, status
+from fedexp.analysis.aggregate import mark, write_tables
+from fedexp.analysis.compare import load_jobs
+from fedexp.cli import main
+from fedexp.cli.preview import plan, status
+from fedexp.config.build import resolve
+from fedexp.rundir import elsewhere
+from fedexp.rundir.elsewhere import alike, complete, exact, finished_runs
 from test_compare import make_run, one
 from world import CONF, composed
 
@@ -95,10 +96,10 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
     small += ["hardware.engine=sequential", "hardware.threads=1"]
-    assert cli.answer(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"], cli.nullcontext()) == 0
+    assert main.answer(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"], main.nullcontext()) == 0
     capsys.readouterr()
     again = ["--multirun", *small, "seed=0,1", "hydra.sweep.dir=multirun/b"]
-    assert cli.answer(again, cli.nullcontext()) == 0
+    assert main.answer(again, main.nullcontext()) == 0
     (first,) = (tmp_path / "multirun" / "a").glob("digits_*")
     job = tmp_path / "multirun" / "b" / first.name
     assert sorted(path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name) == [elsewhere.NOTE]
@@ -113,6 +114,6 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     # Once that run is gone the job is one again.
     (first / "summary.json").unlink()
     assert status(jobs[0]) == "new"
-    assert cli.answer(again, cli.nullcontext()) == 0
+    assert main.answer(again, main.nullcontext()) == 0
     assert (job / "summary.json").exists()
     assert not (job / elsewhere.NOTE).exists()

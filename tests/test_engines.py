@@ -11,27 +11,27 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.build import build
+from fedexp.config.build import build
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.core.settings import LocalTraining, Seeds
 from fedexp.data.augment import load_batch
 from fedexp.engine.base import ScheduledData
+from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import FunctionalNetwork
+from fedexp.engine.processes.workers import Workers
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import ClientFailure, Sequential
-from fedexp.engine.vectorised import Vectorised
-from fedexp.engine.workers import Workers
-from fedexp.errors import ConfigError
-from fedexp.hardware import Hardware
+from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
-from fedexp.prepare import prepare
-from fedexp.run import play_round
-from fedexp.settings import LocalTraining, Seeds
+from fedexp.training.prepare import prepare
+from fedexp.training.rounds import play_round
 from world import (
     AUGMENTATION,
     ENGINES,
@@ -293,7 +293,7 @@ def test_hardware_choices(monkeypatch):
     def chosen(cohort_size=10, vectorises=True, **changes):
         return hardware(**changes).resolve(vectorises, cohort_size)
 
-    monkeypatch.setattr("fedexp.hardware.cores", lambda: 4)
+    monkeypatch.setattr("fedexp.engine.hardware.cores", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     several = chosen(vectorises=False)
     assert (several.engine, several.workers, several.threads) == ("workers", 4, 1)
@@ -363,7 +363,9 @@ def test_clients_have_zero_for_subnormal_numbers(engine):
     ],
 )
 def test_where_bf16_is_slow(vendor, flags, word, monkeypatch, caplog):
-    monkeypatch.setattr("fedexp.hardware.cpu_entry", {"vendor_id": vendor, "flags": flags, "model name": "x"}.get)
+    monkeypatch.setattr(
+        "fedexp.engine.hardware.cpu_entry", {"vendor_id": vendor, "flags": flags, "model name": "x"}.get
+    )
     hardware(engine="sequential", precision="bf16").resolve(True, 10)
     assert [word in record.message for record in caplog.records] == ([] if word is None else [True])
 
@@ -598,7 +600,7 @@ def largest_error(actual, exact, start):
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_single_precision_takes_the_steps_of_double_precision(monkeypatch, convolution, layout):
     """A gradient applied in the wrong memory order would give an error of 0.3 to 1.2."""
-    monkeypatch.setattr("fedexp.prepare.LAYOUT", layout)
+    monkeypatch.setattr("fedexp.training.prepare.LAYOUT", layout)
     start, exact = digits_round("hardware.precision=fp64", "hardware.convolution=direct")
     _, actual = digits_round("hardware.precision=fp32", f"hardware.convolution={convolution}")
     assert largest_error(actual, exact, start) < 1e-3

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from fedexp import cli
-from fedexp.compare import cells, load_jobs
-from fedexp.expected import WORDS, expected, other_data
-from fedexp.explain import list_options
-from fedexp.sweep import load_sweep
+from fedexp.analysis.compare import cells, load_jobs
+from fedexp.analysis.expected import WORDS, expected, other_data
+from fedexp.analysis.sweep import load_sweep
+from fedexp.cli import main
+from fedexp.config.options import list_options
 from test_compare import TABLE8, make_run, one
 from world import CONF, composed
 
@@ -25,7 +25,7 @@ def test_each_experiment_states_its_data(name):
 
 
 def test_expected_numbers_do_not_decide_a_run():
-    from fedexp.identity import essential
+    from fedexp.rundir.fingerprint import essential
 
     assert "expected" not in {key.partition(".")[0] for key in essential({"expected": CIFAR, "rounds": 2})}
     assert composed("experiment=fedntd/cifar10_s2").expected == CIFAR
@@ -70,6 +70,6 @@ def test_a_run_notes_its_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
     small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.run.dir=run"]
-    assert cli.answer(small, cli.nullcontext()) == 0
+    assert main.answer(small, main.nullcontext()) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["data"] == {"train": 1437, "test": 360, "classes": 10, "clients": 4}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Partition, partition_hash
-from fedexp.errors import ConfigError
 from fedexp.figures import draw, make_figures
 from fedexp.figures.__main__ import main
 from fedexp.figures.load import describe, load_run, read_columns

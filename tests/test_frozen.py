@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.errors import ConfigError
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
-from fedexp.run import play_round
+from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
@@ -165,7 +165,7 @@ def test_clients_that_batch_norm_leaves_out_are_named(tmp_path, caplog):
 
 
 def recorder_summary(experiment, directory):
-    from fedexp.record import Recorder
+    from fedexp.training.recorder import Recorder
 
     state = record(experiment, directory, resume=False)
     recorder = Recorder(directory, experiment, [], None)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.build import build
-from fedexp.experiment import Experiment
-from fedexp.prepare import prepare
-from fedexp.run import play_round
+from fedexp.config.build import build
+from fedexp.training.experiment import Experiment
+from fedexp.training.prepare import prepare
+from fedexp.training.rounds import play_round
 from world import advance, composed
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedexp import gpus
-from fedexp.build import build
-from fedexp.job import on_a_gpu
-from fedexp.launchers import Place
+from fedexp.config.build import build
+from fedexp.training import gpus
+from fedexp.training.job import on_a_gpu
+from fedexp.training.place import Place
 from world import composed
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 JOB = """
 import sys, time
 from pathlib import Path
-from fedexp.gpus import one_gpu
+from fedexp.training.gpus import one_gpu
 
 names, most, folder, hold = sys.argv[1].split(","), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 print("ready", flush=True)

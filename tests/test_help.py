@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from fedexp.arguments import config_directories
-from fedexp.build import build
-from fedexp.explain import list_groups, list_options
-from fedexp.help import EXAMPLES, KNOBS, help_text
+from fedexp.cli.arguments import config_directories
+from fedexp.cli.help import EXAMPLES, KNOBS, help_text
+from fedexp.config.build import build
+from fedexp.config.options import list_groups, list_options
 
 CONF = Path(__file__).parents[1] / "conf"
 TEXT = help_text(CONF, [])
@@ -93,7 +93,7 @@ def test_answers_without_importing_anything_heavy(arguments: list[str], tmp_path
     code = (
         "import sys\n"
         f"sys.argv = ['fedexp', *{arguments!r}]\n"
-        "from fedexp.cli import main\n"
+        "from fedexp.cli.main import main\n"
         "code = main()\n"
         "heavy = {'torch', 'torchvision', 'pandas', 'sklearn', 'matplotlib', 'wandb', 'numpy'} & sys.modules.keys()\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else code)\n"

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedexp import format_1, origin
-from fedexp.build import find_class, resolve
-from fedexp.errors import ConfigError
-from fedexp.identity import data_marks, essential, fingerprint, former_hash, found_name, group_name, short_hash
-from fedexp.job import check_resume
-from fedexp.trust import targets
+from fedexp.config.build import find_class, resolve
+from fedexp.config.run_names import found_name
+from fedexp.config.trust import targets
+from fedexp.core.errors import ConfigError
+from fedexp.rundir import format_1, origin
+from fedexp.rundir.fingerprint import data_marks, essential, fingerprint, former_hash, group_name, short_hash
+from fedexp.training.job import check_resume
 from world import CONF, composed, make_experiment
 
 FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"  # a job of the code before format 2
@@ -95,7 +96,7 @@ def test_every_class_of_the_options_counts_by_its_name_alone():
     names = [name.rpartition(".")[2] for name in found]
     assert len(set(names)) == len(names) > 50
     assert set(format_1.FORMER) <= {*names}, "a class was renamed: fingerprints and hashes of format 1 hang on its name"
-    for name in found - {"fedexp.callbacks.Sweeps"}:
+    for name in found - {"fedexp.cli.callbacks.Sweeps"}:
         find_class(name, "_target_")
 
 

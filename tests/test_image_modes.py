@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageMode
 
+from fedexp.core.errors import ConfigError
 from fedexp.data import cache
 from fedexp.data.image_files import Undefined, _pixels, eight_bits, with_mode
-from fedexp.errors import ConfigError
 
 # A ramp of 8-bit grey, and what each pixel must come out as within the rounding of a conversion of colours.
 RAMP = np.array([[0, 64], [128, 255]], np.uint8)

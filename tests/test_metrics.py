@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from omegaconf import OmegaConf
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Partition, save_npz
-from fedexp.errors import ConfigError
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
 from fedexp.metrics.forgetting_metric import (

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch.func import functional_call, grad, vmap
 
-from fedexp.errors import ConfigError
+from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import CifarResNet, TorchvisionResNet
 

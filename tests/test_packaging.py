@@ -78,7 +78,7 @@ def test_contents(built: Path):
 
 
 def test_runs_from_another_directory(environment: Path, tmp_path: Path):
-    where = "import fedexp.arguments as c; print(c.__file__, c.conf_directory(), sep='\\n')"
+    where = "import fedexp.cli.arguments as c; print(c.__file__, c.conf_directory(), sep='\\n')"
     for line in call(environment / "python", "-c", where, cwd=tmp_path).splitlines():
         assert Path(line).is_relative_to(environment.parent.resolve()), "code and conf/ come from the wheel"
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from fedexp.explain import list_options
+from fedexp.config.options import list_options
 from world import CONF
 
 ROOT = Path(__file__).parents[1]

@@ -14,6 +14,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from fedexp.core.errors import ConfigError
+from fedexp.core.settings import Public
 from fedexp.data.partition import (
     IID,
     Natural,
@@ -26,9 +28,7 @@ from fedexp.data.partition import (
 )
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
-from fedexp.errors import ConfigError
-from fedexp.prepare import partition_of
-from fedexp.settings import Public
+from fedexp.training.prepare import partition_of
 
 CONF = Path(__file__).parents[1] / "conf"
 SEEDS = st.integers(0, 2**32)

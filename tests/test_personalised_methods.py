@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms import heads
-from fedexp.algorithms.contract import Batch, Context
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
 from fedexp.algorithms.fedrod import PERSONAL, FedRoD
+from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.core import tree
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.sequential import load_start

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from fedexp import files
-from fedexp.report import main
+from fedexp.analysis.report import main
+from fedexp.rundir import files
 
 BEFORE = (  # the columns of a table without streams of tasks
     *("dataset", "algorithm", "seed", "status", "rounds", "accuracy", "last5_accuracy", "best_accuracy"),
@@ -100,7 +100,7 @@ def test_no_run(tmp_path, capsys):
 
 
 def test_options_are_what_runs_on_one_data_set_do_not_share(tmp_path):
-    from fedexp.report import what_differs
+    from fedexp.analysis.report import what_differs
 
     base = {"dataset": "mnist"}
     runs = [base | {"overrides": ["dataset=mnist", "local.lr=0.1", "seed=0"]},

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.aggregate import mark, write_tables
-from fedexp.explain import list_options
-from fedexp.reproduction import document, facts, main, read_table
-from fedexp.sweep import load_sweep
+from fedexp.analysis.aggregate import mark, write_tables
+from fedexp.analysis.reproduction import document, facts, main, read_table
+from fedexp.analysis.sweep import load_sweep
+from fedexp.config.options import list_options
 from world import CONF
 
 ROOT = Path(__file__).parents[1]

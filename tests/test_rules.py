@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.compare import Run, cells, load_jobs
-from fedexp.explain import list_options
-from fedexp.judge import order, spearman, swapped, tolerance
-from fedexp.rules import Rule, ema, noise
-from fedexp.sweep import launches, load_sweep, protocol_of
+from fedexp.analysis.compare import Run, cells, load_jobs
+from fedexp.analysis.judge import order, spearman, swapped, tolerance
+from fedexp.analysis.rules import Rule, ema, noise
+from fedexp.analysis.sweep import launches, load_sweep, protocol_of
+from fedexp.config.options import list_options
 from test_compare import TABLE8, make_run, one
 from world import CONF
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from fedexp import completion
+from fedexp.analysis.view import collect
+from fedexp.cli import completion
 from fedexp.data.torchvision_files import Plain, read_plain
-from fedexp.view import collect
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))

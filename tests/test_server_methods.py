@@ -7,16 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg, fresh_pass
-from fedexp.algorithms.contract import Batch, Context
 from fedexp.algorithms.fedavgm import FedAvgM
 from fedexp.algorithms.fedcurv import FedCurv
 from fedexp.algorithms.feddyn import FedDyn, clipped
 from fedexp.algorithms.fednova import FedNova, effective_steps
+from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.scaffold import Scaffold
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData, to_tensors
-from fedexp.errors import ConfigError
 from world import (
     LOCAL,
     PLAIN,

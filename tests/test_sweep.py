@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedexp import cli, memory, preview
-from fedexp.build import build
-from fedexp.errors import ConfigError
-from fedexp.explain import list_options
-from fedexp.identity import essential, group_name, short_hash
-from fedexp.lock import Occupied, is_occupied, occupied
-from fedexp.memory import peak_memory
-from fedexp.preview import Planned, estimate, expand, plan, status
-from fedexp.sweep import cell_of, launches, load_sweep, protocol_of
+from fedexp.analysis.sweep import cell_of, expand, launches, load_sweep, protocol_of
+from fedexp.cli import main, preview
+from fedexp.cli.preview import Planned, estimate, plan, status
+from fedexp.config.build import build
+from fedexp.config.options import list_options
+from fedexp.core.errors import ConfigError
+from fedexp.rundir.fingerprint import essential, group_name, short_hash
+from fedexp.rundir.lock import Occupied, is_occupied, occupied
+from fedexp.training import memory
+from fedexp.training.memory import peak_memory
 from world import CONF, composed
 
 SWEEPS = list_options("sweep", [CONF])
-TABLES = Path(cli.__file__).parent / "published" / "tables.csv"
+TABLES = Path(main.__file__).parent / "published" / "tables.csv"
 NEW = () if "test_views" in composed() else ("test_views",)  # an option that sweeps set and that is not there yet
 every_sweep = pytest.mark.parametrize("name", SWEEPS)
 
@@ -180,9 +181,9 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = ["rounds=2", "local.epochs=1", "num_clients=4", "alpha=1", "tracker=none", "figures=false"]
     small += ["hydra.sweep.dir=multirun/s", "hardware.engine=sequential", "hardware.threads=1"]
-    assert cli.answer(["--multirun", *small, "seed=0"], cli.nullcontext()) == 0
+    assert main.answer(["--multirun", *small, "seed=0"], main.nullcontext()) == 0
     capsys.readouterr()
-    assert cli.answer(["--multirun", *small, "seed=0,1,2", "preview=true"], cli.nullcontext()) == 0
+    assert main.answer(["--multirun", *small, "seed=0,1,2", "preview=true"], main.nullcontext()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "3 jobs: 1 done, 2 new"
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
@@ -255,7 +256,7 @@ def test_one_process_at_a_time(tmp_path):
     ],
 )
 def test_bad_sweeps(arguments, message, capsys):
-    assert cli.answer(arguments, cli.nullcontext()) == 2
+    assert main.answer(arguments, main.nullcontext()) == 2
     assert message in capsys.readouterr().err
 
 
@@ -303,7 +304,7 @@ def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
         changes += ["alpha=10", "min_size=1"]
     keys = {override.partition("=")[0] for override in changes}
     kept = [override for override in job if override.partition("=")[0] not in keys]
-    assert cli.answer([*kept, *changes, f"data_dir={tmp_path / 'data'}", "hydra.run.dir=run"], cli.nullcontext()) == 0
+    assert main.answer([*kept, *changes, f"data_dir={tmp_path / 'data'}", "hydra.run.dir=run"], main.nullcontext()) == 0
     assert (tmp_path / "run" / "summary.json").exists()
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedexp.aggregate import write_report
-from fedexp.compare import load_runs
-from fedexp.figures import draw_sweep, sweep
+from fedexp.analysis import draw_sweep, sweep_figures
+from fedexp.analysis.aggregate import write_report
+from fedexp.analysis.compare import load_runs
 from fedexp.metrics.forgetting import local_round_drop, round_drop
 from test_figures import make_run as make_files
 
@@ -29,7 +29,7 @@ def make_run(folder, overrides, seed=0, status="completed", rounds=3, local=Fals
 
 
 def settings(folder):
-    return {each.name: each for each in sweep.settings(load_runs(folder))}
+    return {each.name: each for each in sweep_figures.settings(load_runs(folder))}
 
 
 def methods(setting):
@@ -118,7 +118,7 @@ def test_accuracy_and_forgetting_against_a_parameter(tmp_path):
                      accuracy=accuracy + 0.1 * seed, forgetting=beta / 10)  # fmt: skip
         for tau in (1, 2):
             make_run(tmp_path, ["experiment=a", "algorithm=fedntd", f"algorithm.tau={tau}"], seed)
-    beta, tau = sorted(sweep.parameter_sweeps(load_runs(tmp_path)), key=lambda each: each.key)
+    beta, tau = sorted(sweep_figures.parameter_sweeps(load_runs(tmp_path)), key=lambda each: each.key)
     assert (beta.key, tau.key) == ("algorithm.beta", "algorithm.tau")
     (line,) = beta.lines
     assert line.name == "fedntd"
@@ -161,6 +161,6 @@ def test_the_report_has_tables_and_pictures(tmp_path):
 def test_a_picture_that_fails_costs_no_table(tmp_path, caplog, monkeypatch):
     make_run(tmp_path, ["algorithm=fedavg"])
     (tmp_path / "run00" / "class_accuracy.csv").write_text("round,class,accuracy\nfirst,0,1\n")
-    monkeypatch.setattr("fedexp.aggregate.log.propagate", True)
+    monkeypatch.setattr("fedexp.analysis.aggregate.log.propagate", True)
     assert len(write_report(tmp_path, figures=True)) == 4
     assert "the figures could not be drawn" in caplog.text

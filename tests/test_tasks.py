@@ -8,16 +8,16 @@ import pandas as pd
 import pytest
 import torch
 
-from fedexp.build import build, resolve
+from fedexp.config.build import build, resolve
+from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Caltech256
 from fedexp.data.partition import Shards
 from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
-from fedexp.errors import ConfigError
-from fedexp.job import Job, execute
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
-from fedexp.prepare import divide, prepare
+from fedexp.training.job import Job, execute
+from fedexp.training.prepare import divide, prepare
 from world import composed
 
 SPLIT = {"split": [0.7, 0.1, 0.2], "evaluate_on": "test"}

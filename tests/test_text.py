@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch.func import functional_call, grad, vmap
 
-from fedexp.build import build
-from fedexp.data.public import PublicSet
+from fedexp.config.build import build
+from fedexp.core.errors import ConfigError
 from fedexp.data.text import PAD, UNK, DropoutKeys, TextDataset, UnlabelledTexts, encode, most_frequent
 from fedexp.data.types import TextShape
 from fedexp.engine.base import Workbench
 from fedexp.engine.network import FunctionalNetwork
-from fedexp.errors import ConfigError
 from fedexp.models.textcnn import TextCNN, kept
+from fedexp.training.public_data import PublicSet
 from world import composed
 
 OPTIONS = ("thucnews", "sogoucs", "sina2019")

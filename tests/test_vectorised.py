@@ -12,17 +12,18 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
-from fedexp.engine import vectorised, vectorised_clients, vectorised_convolution, vectorised_graphs
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.sequential import Sequential
-from fedexp.engine.vectorised import OutOfMemory, Vectorised
-from fedexp.engine.vectorised_clients import Clients, Job
-from fedexp.engine.vectorised_convolution import StreamsNetwork, convolve
-from fedexp.engine.vectorised_graphs import Graphs, rounded
-from fedexp.errors import ConfigError
+from fedexp.engine.vectorised import clients as stacked
+from fedexp.engine.vectorised import convolution, engine, graphs
+from fedexp.engine.vectorised.clients import Clients, Job
+from fedexp.engine.vectorised.convolution import StreamsNetwork, convolve
+from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
+from fedexp.engine.vectorised.graphs import Graphs, rounded
 from fedexp.models.cnn import CNN
 from test_algorithms import EveryHook, SignDescent, train
 from world import LOCAL, advance, assemble, make_experiment, play, play_round
@@ -115,14 +116,14 @@ def test_gradients_of_each_example_of_each_client(channels):
     ids=str,
 )
 def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypatch):
-    calls = Calls(vectorised_convolution.convolve)
-    monkeypatch.setattr(vectorised_convolution, "convolve", calls)
+    calls = Calls(convolution.convolve)
+    monkeypatch.setattr(convolution, "convolve", calls)
     x, weight, bias = normal(3, 2, 4, 7, 7), normal(3, *shape), normal(3, shape[0])
     function = partial(F.conv2d, **options)
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with vectorised_convolution._OneByOne():
+        with convolution._OneByOne():
             return function(*inputs)
 
     torch.testing.assert_close(value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11)
@@ -131,8 +132,8 @@ def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypa
 
 def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
-    calls = Calls(vectorised_convolution.convolve)
-    monkeypatch.setattr(vectorised_convolution, "convolve", calls)
+    calls = Calls(convolution.convolve)
+    monkeypatch.setattr(convolution, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
     net, shared = StreamsNetwork(FunctionalNetwork(module, "fp64")), dict(module.named_parameters())
     stacked = {name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()}
@@ -146,8 +147,8 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
 
 @every_algorithm
 def test_engine_with_streams_is_the_sequential_one(algorithm, monkeypatch):
-    calls = Calls(vectorised_convolution.convolve)
-    monkeypatch.setattr(vectorised_convolution, "convolve", calls)
+    calls = Calls(convolution.convolve)
+    monkeypatch.setattr(convolution, "convolve", calls)
     experiment = make_experiment(algorithm, model=DEEP)
     state = play(experiment, 1)
     expected, one_by_one = (
@@ -176,7 +177,7 @@ class Limited:
 
     def __call__(self, clients, graphs):
         self.counts.append(clients.count)
-        vectorised_graphs.run_steps(clients, graphs)
+        graphs.run_steps(clients, graphs)
         if clients.count > self.limit:
             raise self.error
 
@@ -196,7 +197,7 @@ def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, capl
     states = tree.map(torch.clone, list(cohort.states))
     expected = train(Vectorised(1), experiment, state, cohort, evaluate_local)
     limited, engine = Limited(1, error), Vectorised()
-    monkeypatch.setattr(vectorised, "run_steps", limited)
+    monkeypatch.setattr(engine, "run_steps", limited)
     with caplog.at_level(logging.WARNING, "fedexp"):
         trained = train(engine, experiment, state, cohort, evaluate_local)
     assert_same_training(trained, expected, atol=0)
@@ -222,23 +223,23 @@ def test_out_of_memory_in_a_later_chunk(monkeypatch):
         calls.append(clients.count)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        vectorised_graphs.run_steps(clients, graphs)
+        graphs.run_steps(clients, graphs)
 
-    monkeypatch.setattr(vectorised, "run_steps", second_fails)
+    monkeypatch.setattr(engine, "run_steps", second_fails)
     assert_same_training(train(Vectorised(2), experiment, state), expected, atol=0)
     assert calls == [2, 2, 1, 1, 1, 1]
 
 
 def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
     experiment = make_experiment()
-    monkeypatch.setattr(vectorised, "run_steps", Limited(0))
+    monkeypatch.setattr(engine, "run_steps", Limited(0))
     with pytest.raises(OutOfMemory, match=r"try hardware.precision=bf16, .* smaller local.batch_size"):
         train(Vectorised(), experiment, experiment.initial_state())
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch):
     experiment = make_experiment()
-    monkeypatch.setattr(vectorised, "run_steps", Limited(0, RuntimeError("shapes do not match")))
+    monkeypatch.setattr(engine, "run_steps", Limited(0, RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train(Vectorised(), experiment, experiment.initial_state())
 
@@ -246,20 +247,20 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
 def test_what_is_recorded():
     """CUDA only, and float32 only: torch's fused SGD reads a learning rate in memory as float32."""
     bench = make_experiment().bench
-    assert not vectorised.can_be_recorded(bench)
-    assert not vectorised.can_be_recorded(replace(bench, dtype=torch.float32))
+    assert not engine.can_be_recorded(bench)
+    assert not engine.can_be_recorded(replace(bench, dtype=torch.float32))
 
 
 def test_first_chunk_from_free_memory(monkeypatch):
     """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
-    monkeypatch.setattr(vectorised, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(engine, "free_memory", lambda device: 1000)
     experiment = make_experiment()
     job = Job(FedAvg(), experiment.bench, experiment.bench.net, {}, 0.1)
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
-        monkeypatch.setattr(vectorised, "memory_of_one", lambda job, cohort, each=each: each)
-        assert vectorised.chunk_that_fits(job, None) == chunk
-    monkeypatch.setattr(vectorised, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None))
-    assert vectorised.chunk_that_fits(job, None) == 1
+        monkeypatch.setattr(engine, "memory_of_one", lambda job, cohort, each=each: each)
+        assert engine.chunk_that_fits(job, None) == chunk
+    monkeypatch.setattr(engine, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None))
+    assert engine.chunk_that_fits(job, None) == 1
 
 
 class Clients0:
@@ -282,7 +283,7 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
     experiment = make_experiment(NTD, participation=1.0)
     state = play(experiment, 1)
     expected = train(Vectorised(), experiment, state)
-    monkeypatch.setattr(vectorised_clients, "LOAD_BYTES", load_bytes)
+    monkeypatch.setattr(stacked, "LOAD_BYTES", load_bytes)
     cohort = assemble(experiment, state, 2)
     cohort = cohort.take(cohort.longest_first())
     clients = Clients(Job(NTD, experiment.bench, experiment.bench.net, state.server, 0.1), cohort)
@@ -300,7 +301,7 @@ def test_evaluation_of_all_local_models_at_once():
     bench, server = experiment.bench, experiment.initial_state().server
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
     job = Job(FedAvg(), bench, bench.net, server, 0.1)
-    correct = vectorised.evaluate_together(job, stacked)
+    correct = engine.evaluate_together(job, stacked)
     expected = [bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)]
     assert_equal(correct, torch.stack(expected))
     assert len(set(correct.sum(1).tolist())) > 5
@@ -467,7 +468,7 @@ def test_a_frame_is_not_used_for_another_algorithm_or_training():
         expected = train(Vectorised(), experiment, state)
         for _ in range(3):
             assert_same_training(train(engine, experiment, state), expected, atol=1e-13)
-    assert len(engine._graphs._recorded) <= vectorised_graphs.FRAMES
+    assert len(engine._graphs._recorded) <= graphs.FRAMES
 
 
 def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
@@ -692,11 +693,11 @@ def test_gpu_out_of_memory(monkeypatch):
 
     def hungry(clients, graphs):
         seen.append(clients.count)
-        free = vectorised.free_memory(gpu.device)
+        free = engine.free_memory(gpu.device)
         kept = torch.empty(free * clients.count // 20, dtype=torch.uint8, device=gpu.device)
-        vectorised_graphs.run_steps(clients, graphs)
+        graphs.run_steps(clients, graphs)
         del kept
 
-    monkeypatch.setattr(vectorised, "run_steps", hungry)
+    monkeypatch.setattr(engine, "run_steps", hungry)
     assert_same_training(gpu.train(Vectorised(64), state.server, many), expected, atol=1e-11)
     assert seen == [64, 32, 16, 16, 16, 16]

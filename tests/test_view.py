@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from browser import Page, chromium, find_chromium
-from fedexp.aggregate import write_tables
-from fedexp.sweep import load_sweep
-from fedexp.view import render
-from fedexp.view.__main__ import main
-from fedexp.view.collect import LEVELS, MOST_POINTS, collect, distinct
+from fedexp.analysis.aggregate import write_tables
+from fedexp.analysis.sweep import load_sweep
+from fedexp.analysis.view import render
+from fedexp.analysis.view.__main__ import main
+from fedexp.analysis.view.collect import LEVELS, MOST_POINTS, collect, distinct
 from world import CONF
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"&<!--"

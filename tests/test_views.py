@@ -8,19 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp import checkpoint, files
-from fedexp.errors import ConfigError
-from fedexp.experiment import State
+from fedexp.core.errors import ConfigError
+from fedexp.core.rng import stream
+from fedexp.core.views import require_views
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
-from fedexp.record import Recorder
-from fedexp.results import write_results
-from fedexp.rng import stream
-from fedexp.run import evaluate, play_round, run
+from fedexp.rundir import checkpoint, files
 from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
-from fedexp.views import require_views
+from fedexp.training.experiment import State
+from fedexp.training.recorder import Recorder
+from fedexp.training.results import write_results
+from fedexp.training.rounds import evaluate, play_round, run
 from world import AUGMENTATION, ENGINES, assemble, make_experiment, play
 
 BOTH = ["plain", "augmented"]

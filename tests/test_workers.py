@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.engine.channel import Channel, Parcel
+from fedexp.engine.processes.channel import Channel, Parcel
+from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
-from fedexp.engine.vectorised import Vectorised
-from fedexp.engine.workers import WorkerDied, Workers
+from fedexp.engine.vectorised.engine import Vectorised
 from world import PROCESS, assemble, make_experiment
 
 

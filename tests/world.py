@@ -1,4 +1,4 @@
-"""A federation small enough for exact comparisons, assembled by `fedexp.prepare` from real classes in float64.
+"""A federation small enough for exact comparisons, assembled by `fedexp.training.prepare` from real classes in float64.
 
 Five clients of 1 to 12 examples with batches of 4 make everything ragged: numbers of steps differ, last batches are
 partial, one client never fills a batch.
@@ -15,32 +15,32 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedexp import exchange
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import ServerRound
-from fedexp.build import Built
-from fedexp.cohorts import SAMPLED, Cohorts
+from fedexp.algorithms.interfaces import ServerRound
+from fedexp.config.build import Built
+from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.core.settings import LocalTraining, Public, Seeds, Settings
+from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import OneTask, Scenario
 from fedexp.engine.base import Cohort, Trained
+from fedexp.engine.hardware import Hardware, Resolved
+from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
-from fedexp.engine.vectorised import Vectorised
-from fedexp.engine.workers import Workers
-from fedexp.exchange import sample
-from fedexp.experiment import Experiment, State
-from fedexp.hardware import Hardware, Resolved
+from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
-from fedexp.prepare import prepare
-from fedexp.record import RoundResult
-from fedexp.run import play_round
-from fedexp.settings import LocalTraining, Public, Seeds, Settings
 from fedexp.trackers.base import NoTracker
-from fedexp.tree import Params, Tree
+from fedexp.training import exchange
+from fedexp.training.exchange import sample
+from fedexp.training.experiment import Experiment, State
+from fedexp.training.prepare import prepare
+from fedexp.training.recorder import RoundResult
+from fedexp.training.rounds import play_round
 
 CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "convolution": "auto", "cuda_graphs": True}

@@ -12,11 +12,11 @@ from pathlib import Path
 import yaml
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.build import make_target
-from fedexp.explain import list_options
-from fedexp.help import description
-from fedexp.requirements import node_of
-from fedexp.requirements import table as requirements_table
+from fedexp.analysis.algorithm_costs import node_of
+from fedexp.analysis.algorithm_costs import table as requirements_table
+from fedexp.cli.help import description
+from fedexp.config.build import make_target
+from fedexp.config.options import list_options
 
 from .names import algorithm_file, methods, sweeps, title
 from .text import CONF, ROOT, cell, comments, from_docstring, prose, table, yaml_comments

@@ -5,9 +5,9 @@ import inspect
 
 import yaml
 
-from fedexp.build import find_class
-from fedexp.explain import list_options
-from fedexp.help import description, help_text
+from fedexp.cli.help import description, help_text
+from fedexp.config.build import find_class
+from fedexp.config.options import list_options
 
 from .text import CONF, comments, from_docstring, prose, yaml_comments
 

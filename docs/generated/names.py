@@ -3,9 +3,9 @@
 from functools import cache
 from pathlib import Path
 
-from fedexp.explain import list_options
-from fedexp.help import description
-from fedexp.sweep import Sweep, load_sweep
+from fedexp.analysis.sweep import Sweep, load_sweep
+from fedexp.cli.help import description
+from fedexp.config.options import list_options
 
 from .text import CONF
 

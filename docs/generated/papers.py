@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from fedexp.compare import TABLES, printed_cells
-from fedexp.explain import list_options
-from fedexp.help import description
-from fedexp.sweep import Sweep
+from fedexp.analysis.compare import TABLES, printed_cells
+from fedexp.analysis.sweep import Sweep
+from fedexp.cli.help import description
+from fedexp.config.options import list_options
 
 from .names import methods, sweeps, title
 from .text import CONF, ROOT, comments, prose, table

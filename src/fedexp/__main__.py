@@ -2,7 +2,7 @@
 
 import sys
 
-from fedexp.cli import main
+from fedexp.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,7 @@ from forks import Forked, ForkServer
 from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 
-from fedexp import cli
+from fedexp.cli import main
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
         monkeypatch.setattr(sys, "argv", ["fedexp", *arguments, *chosen])
         capfd.readouterr()
         try:
-            code = cli.main()
+            code = main.main()
         except SystemExit as stop:
             code = int(stop.code or 0)
         return Answer(code, *capfd.readouterr())

@@ -1,7 +1,7 @@
-"""Command lines that start in milliseconds: a process that has imported fedexp once, and forks itself for each of them.
+"""Command lines that start in milliseconds: a process that imports fedexp once and forks itself for each of them.
 
-What a fork runs is `fedexp.cli.main`, as `python -m fedexp` does, with arguments, environment, working directory and
-output of its own, at the head of a session of its own. The server computes nothing itself, so that no thread of
+What a fork runs is `fedexp.cli.main.main`, as `python -m fedexp` does, with arguments, environment, working directory
+and output of its own, at the head of a session of its own. The server computes nothing itself, so that no thread of
 torch's is there when it forks.
 """
 
@@ -95,10 +95,10 @@ def serve() -> None:
     """The server's side: a line of json is a command line to start or a process to ask for; the answer is a line."""
     import pandas  # noqa: F401 (what follows is imported for the forks)
 
-    import fedexp.aggregate
-    import fedexp.callbacks
+    import fedexp.analysis.aggregate
+    import fedexp.cli.callbacks
     import fedexp.figures.draw
-    import fedexp.job  # noqa: F401
+    import fedexp.training.job  # noqa: F401
 
     replies = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
@@ -128,7 +128,7 @@ def become(order: Mapping[str, object], replies: int) -> int:
             os.close(descriptor)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["fedexp", *order["arguments"]]  # type: ignore[misc]
-        from fedexp.cli import main
+        from fedexp.cli.main import main
 
         code = main()
     except SystemExit as stop:

@@ -16,10 +16,10 @@ import numpy as np
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from fedexp.algorithms.contract import Needs
-from fedexp.build import build, find_class
-from fedexp.errors import ConfigError
-from fedexp.explain import GLOBAL_OPTION, list_groups, list_options
+from fedexp.algorithms.interfaces import Needs
+from fedexp.config.build import build, find_class
+from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
+from fedexp.core.errors import ConfigError
 from world import CONF, composed
 
 GROUPS = list_groups([CONF])

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedexp import files
-from fedexp.client_states import ClientStates
+from fedexp.rundir import files
+from fedexp.rundir.client_states import ClientStates
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # A federation that trains a round in a tenth of a second.

@@ -30,7 +30,8 @@ from forks import SOURCE, Forked, ForkServer
 from helpers import SMALL, assert_same_run
 from PIL import Image
 
-from fedexp import files
+from fedexp.core import storage
+from fedexp.rundir import csv_files
 
 ROUNDS = 8
 RUN = (f"rounds={ROUNDS}", "forgetting_metric=all", "seed=3", *SMALL, "figures=true", "tracker=none")
@@ -84,7 +85,7 @@ def check(path: Path) -> None:
         with np.load(path) as archive:
             assert all(archive[name] is not None for name in archive.files)
     elif path.suffix == ".pt":
-        files.check_tree(path)
+        storage.check_tree(path)
     elif path.suffix == ".png":
         with Image.open(path) as picture:
             picture.load()
@@ -314,19 +315,19 @@ def finish(process: Single | Pair | Torchrun) -> None:
 
 def note(directory: Path, tally: Tally) -> None:
     """What the kill has hit."""
-    from fedexp import checkpoint
+    from fedexp.rundir import checkpoint
 
     tally.while_writing += any(path.suffix == ".tmp" for path in directory.rglob(".*"))
     jobs = [path.parent for path in directory.rglob("config.yaml") if not (path.parent / "summary.json").exists()]
     after = [checkpoint.kept(job) for job in jobs]
     tally.unsaved += not jobs or None in after
-    last = [files.last_round(job) for job in jobs]
+    last = [csv_files.last_round(job) for job in jobs]
     again = [row - saved for row, saved in zip(last, after, strict=True) if None not in (row, saved)]
     tally.rounds_again.append(sum(again))
 
 
 def rounds_done(directory: Path) -> int:
-    return sum(files.last_round(path.parent) or 0 for path in directory.rglob("rounds.csv"))
+    return sum(csv_files.last_round(path.parent) or 0 for path in directory.rglob("rounds.csv"))
 
 
 def compare(directory: Path, whole: Path) -> None:

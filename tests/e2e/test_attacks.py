@@ -11,7 +11,7 @@ import torch
 import yaml
 from helpers import SMALL
 
-from fedexp import files
+from fedexp.rundir import files
 
 RUN = ("algorithm=scaffold", "rounds=1", *SMALL)
 MKDIR = "{_target_:os.mkdir,path:stolen}"
@@ -45,7 +45,7 @@ def refused(answer, *words: str) -> None:
 
 def up_to(path: Path) -> str:
     """The option of a group that leads from conf/<group>/ to a file."""
-    from fedexp.arguments import conf_directory
+    from fedexp.config.options import conf_directory
 
     return os.path.relpath(path.with_suffix(""), conf_directory() / "experiment")
 

@@ -240,7 +240,7 @@ def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, 
         assert word in answer.err
     assert answer.err.count("fedexp:") == 1
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left - {".lock"} == {"config.yaml", "overrides.yaml"}  # a lock's file stays, see fedexp.lock
+    assert left - {".lock"} == {"config.yaml", "overrides.yaml"}  # a lock's file stays, see fedexp.rundir.lock
 
 
 def test_a_batch_larger_than_the_data_is_all_of_them(fedexp, tmp_path):

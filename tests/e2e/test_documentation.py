@@ -25,13 +25,13 @@ from helpers import SOURCE
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from fedexp.arguments import sort_out
-from fedexp.build import build
-from fedexp.errors import ConfigError
-from fedexp.explain import known_keys
+from fedexp.analysis.sweep import expand
+from fedexp.cli.arguments import sort_out
+from fedexp.config.build import build
+from fedexp.config.options import known_keys
+from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import Metrics
-from fedexp.prepare import check
-from fedexp.preview import expand
+from fedexp.training.prepare import check
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

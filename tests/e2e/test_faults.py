@@ -17,12 +17,12 @@ import pytest
 from helpers import SMALL, assert_same_run
 from kills import Tally, check_all
 
-from fedexp import checkpoint
-from fedexp.callbacks import failures
-from fedexp.errors import FAILED
-from fedexp.lock import LOCK, OWNER, occupied
-from fedexp.multirun import failed
-from fedexp.record import Recorder
+from fedexp.cli.callbacks import failures
+from fedexp.cli.multirun import failed
+from fedexp.core.errors import FAILED
+from fedexp.rundir import checkpoint
+from fedexp.rundir.lock import LOCK, OWNER, occupied
+from fedexp.training.recorder import Recorder
 
 RUN = ("algorithm=scaffold", "rounds=4", *SMALL)
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import SMALL, assert_same_run
 
-from fedexp import format_1
+from fedexp.rundir import format_1
 
 FORMER = Path(__file__).parents[1] / "format_1" / "digits_lda_fedntd_seed0_4028ef48"
 RUN = ("algorithm=fedntd", "rounds=2", *SMALL)

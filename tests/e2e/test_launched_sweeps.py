@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import ALGORITHM, SMALL, SOURCE, assert_same_run
 
-from fedexp import launchers
+from fedexp.cli import launchers
 
 
 def test_without_the_extra_it_says_what_to_install(fedexp, monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import ALGORITHM, SMALL, assert_same_run
 
-from fedexp.wandb_push import main
+from fedexp.cli.push import main
 from wandb_runs import read_run, run_folders
 
 

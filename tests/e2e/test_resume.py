@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from helpers import SMALL, assert_same_run
 
-from fedexp import files
-from fedexp.callbacks import failures
-from fedexp.multirun import failed
-from fedexp.task import record_failure
+from fedexp.cli.callbacks import failures
+from fedexp.cli.job import record_failure
+from fedexp.cli.multirun import failed
+from fedexp.core import storage
 
 RUN = ("algorithm=scaffold", "rounds=2", *SMALL)
 
@@ -55,7 +55,7 @@ def test_a_run_that_died_over_its_figures_is_not_complete(fedexp, tmp_path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedexp.results.make_figures", die)
+        patched.setattr("fedexp.training.results.make_figures", die)
         assert fedexp(*figures).code == 130
     assert not (tmp_path / "run/summary.json").exists()
     answer = fedexp("resume=run")
@@ -220,7 +220,7 @@ def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(fedexp, tm
 
     command = ("--multirun", "rounds=1", *SMALL, "figures=true", "hydra.sweep.dir=many")
     with monkeypatch.context() as patched:
-        patched.setattr("fedexp.results.make_figures", full)
+        patched.setattr("fedexp.training.results.make_figures", full)
         assert fedexp(*command).code == 0
     (job,) = tmp_path.glob("many/digits_*")
     assert not list(job.glob("figures/*.png"))
@@ -236,10 +236,10 @@ def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(fedexp, tm
 def test_each_span_of_rounds_is_listed_with_its_setting(fedexp, tmp_path, monkeypatch):
     """A run that is resumed with another engine is not equal bit for bit to one with either of them."""
     with monkeypatch.context() as patched:
-        patched.setattr("fedexp.job.write_results", lambda *arguments: 1 / 0)
+        patched.setattr("fedexp.training.job.write_results", lambda *arguments: 1 / 0)
         assert fedexp("rounds=2", *SMALL, "hydra.run.dir=run").code == 1
     before = tmp_path / "run/checkpoint/previous.pt"  # as if killed after round 1
-    assert files.load_tree(before)["round"] == 1
+    assert storage.load_tree(before)["round"] == 1
     shutil.copy(before, tmp_path / "run/checkpoint/latest.pt")
     answer = fedexp("resume=run", "hardware.engine=vectorised")
     assert answer.code == 0, answer.err

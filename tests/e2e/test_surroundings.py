@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from helpers import SMALL, SOURCE
 
-from fedexp import errors, interrupts
+from fedexp.core import errors, interrupts
 
 
 def command(*arguments: str, environment=None, **options) -> subprocess.Popen:
     clean = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(SOURCE)}
-    program = [sys.executable, "-c", "import sys; from fedexp.cli import main; sys.exit(main())", *arguments]
+    program = [sys.executable, "-c", "import sys; from fedexp.cli.main import main; sys.exit(main())", *arguments]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(program, env=clean | (environment or {}), **both, **options)
 
@@ -54,10 +54,10 @@ def test_a_signal_while_torch_is_imported_stops_the_run_cleanly(tmp_path):
     """A module sends the signal while it is imported, and swallows exceptions as some libraries do."""
     text = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    sum(range(1000))\n"
     (tmp_path / "tracemalloc.py").write_text(text + "except BaseException:\n    pass\n")
-    program = "import sys, fedexp.task as t; old = t.run_job\n"
+    program = "import sys, fedexp.cli.job as t; old = t.run_job\n"
     program += "def job(config):\n    sys.path.insert(0, '.'); sys.modules.pop('tracemalloc', None)\n"
     program += "    import tracemalloc\n    return old(config)\n"
-    program += "t.run_job = job\nfrom fedexp.cli import main; sys.exit(main())"
+    program += "t.run_job = job\nfrom fedexp.cli.main import main; sys.exit(main())"
     clean = os.environ | {"PYTHONPATH": str(SOURCE)}
     arguments = ["rounds=1000", *SMALL, "tracker=none"]
     done = subprocess.run(
@@ -110,7 +110,7 @@ def test_without_memory_for_the_data_there_is_one_message(fedexp, monkeypatch):
     def load(*arguments):
         raise MemoryError("Unable to allocate 9 TiB for an array")
 
-    monkeypatch.setattr("fedexp.job.prepare", load)
+    monkeypatch.setattr("fedexp.training.job.prepare", load)
     answer = fedexp("rounds=1", *SMALL, "hydra.run.dir=new/run")
     assert answer.code == 1
     assert "Traceback" not in answer.err

@@ -42,8 +42,8 @@ HALF = """
 import os, signal, sys, time
 import torch
 import torch.distributed as dist
-from fedexp.engine.distributed import CPU, Packet, RankLost, join, receive
-from fedexp.engine.ranks import find_ranks
+from fedexp.engine.processes.distributed import CPU, Packet, RankLost, join, receive
+from fedexp.engine.processes.ranks import find_ranks
 
 sends = sys.argv[1] == "sends"
 ranks = find_ranks(os.environ)

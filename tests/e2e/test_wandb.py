@@ -14,11 +14,11 @@ import pytest
 import yaml
 from helpers import SMALL, table
 
-from fedexp.errors import ConfigError
-from fedexp.replay import FinishedRun
+from fedexp.cli.push import former_id, main
+from fedexp.core.errors import ConfigError
+from fedexp.trackers.replay import FinishedRun
 from fedexp.trackers.wandb_service import _service_process
 from fedexp.trackers.wandb_tracker import WandbTracker
-from fedexp.wandb_push import former_id, main
 from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
 
 OFFLINE = ("tracker=wandb", "tracker.mode=offline")

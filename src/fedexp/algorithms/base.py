@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp import optimizers, tree
-from fedexp.algorithms.contract import (
+from fedexp.algorithms import optimizers
+from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
@@ -28,8 +28,9 @@ from fedexp.algorithms.contract import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.settings import LocalTraining
-from fedexp.tree import Params, Tree
+from fedexp.core import tree
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

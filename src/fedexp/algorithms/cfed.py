@@ -30,13 +30,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import optimizers
-from fedexp.algorithms import distillation
+from fedexp.algorithms import distillation, optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import Remembering, distillation_loss
-from fedexp.algorithms.contract import Batch, Context, Federation, Needs, Network, ServerNetwork, ServerRound
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerNetwork, ServerRound
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

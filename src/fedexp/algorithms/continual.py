@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Federation
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Federation
+from fedexp.core.tree import Params, Tree
 
 TASKS = ("class_incremental", "domain_incremental")
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from fedexp import tree
-from fedexp.algorithms.contract import PublicData, ServerNetwork
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import PublicData, ServerNetwork
+from fedexp.core import tree
+from fedexp.core.tree import Params, Tree
 
 Loss = Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]  # (logits, labels, numbers) -> scalar
 Update = Callable[[Params, Params], None]  # (parameters, gradients): changes the former in place

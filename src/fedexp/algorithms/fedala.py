@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad_and_value
 
-from fedexp import tree
 from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
-from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 LAST = 10  # losses whose standard deviation is looked at
 

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg, masked_mean
-from fedexp.algorithms.contract import Batch, Context, Federation, Network
 from fedexp.algorithms.feddyn import clipped
-from fedexp.errors import ConfigError, require
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.tree import Params
 from fedexp.models import Staged
-from fedexp.tree import Params
 
 log = logging.getLogger("fedexp")
 ITERATIONS, SMALLEST = 10, 1e-12

@@ -8,11 +8,11 @@ Not done: MOON's code has (1 - beta) in front of the difference, which is a diff
 
 from dataclasses import dataclass
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Federation, Needs, ServerRound
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Federation, Needs, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

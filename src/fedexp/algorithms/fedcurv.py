@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg, fresh_pass
-from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.fisher import ESTIMATORS, squares
-from fedexp.errors import require, require_choice
-from fedexp.settings import LocalTraining
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require, require_choice
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import distillation
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Needs, PublicData, ServerNetwork, ServerRound
 from fedexp.algorithms.feddyn import clipped
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Needs, PublicData, ServerNetwork, ServerRound
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

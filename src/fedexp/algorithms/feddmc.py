@@ -28,13 +28,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import Remembering
-from fedexp.algorithms.contract import Batch, Context, Federation, Needs, Network, ServerRound
-from fedexp.errors import require, require_choice
-from fedexp.settings import LocalTraining
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require, require_choice
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
 
 
 def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:

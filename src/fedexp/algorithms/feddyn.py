@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 
 def clipped(grads: Params, bound: float) -> Params:

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.fisher import squares
-from fedexp.errors import require, require_choice
-from fedexp.settings import LocalTraining
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require, require_choice
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
-from fedexp.algorithms.contract import ClientData, Context, Federation, Needs, Network, ServerNetwork, ServerRound
-from fedexp.errors import require, require_choice
-from fedexp.rng import stream
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network, ServerNetwork, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require, require_choice
+from fedexp.core.rng import stream
+from fedexp.core.tree import Params, Tree
 
 SMALLEST = 1e-9  # sum of the affinities' changes below which it is enlarged by as much, as in the authors' code
 

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg, masked_mean
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network
-from fedexp.errors import require, require_choice
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.core.errors import require, require_choice
+from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

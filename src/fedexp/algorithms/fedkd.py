@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Batch, Context, Network
 from fedexp.algorithms.fedntd import kl_divergence
-from fedexp.errors import require
-from fedexp.tree import Params
+from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.core.errors import require
+from fedexp.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.continual import Remembering, distillation_loss
-from fedexp.algorithms.contract import Batch, Context, Needs, Network
-from fedexp.errors import require
-from fedexp.tree import Params
+from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
+from fedexp.core.errors import require
+from fedexp.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.continual import TASKS
-from fedexp.algorithms.contract import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.heads import HEAD, by_head
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
-from fedexp.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

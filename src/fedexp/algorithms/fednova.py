@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
-from fedexp.errors import require_choice
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require_choice
+from fedexp.core.tree import Params, Tree
 
 
 def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:

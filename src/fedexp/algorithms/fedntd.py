@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
-from fedexp.errors import require, require_choice
-from fedexp.tree import Params
+from fedexp.core.errors import require, require_choice
+from fedexp.core.tree import Params
 
 
 def kl_divergence(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None) -> torch.Tensor:

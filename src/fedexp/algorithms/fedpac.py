@@ -26,13 +26,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import optimizers, tree
-from fedexp.algorithms import heads
+from fedexp.algorithms import heads, optimizers
 from fedexp.algorithms.base import FedAvg, first_pass
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
-from fedexp.errors import require
-from fedexp.settings import LocalTraining
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
 
 SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fedexp import tree
 from fedexp.algorithms.base import Context, FedAvg, Network
-from fedexp.errors import require
-from fedexp.tree import Params
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)

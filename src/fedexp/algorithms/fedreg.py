@@ -23,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad
 
-from fedexp import optimizers, tree
+from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
-from fedexp.algorithms.contract import Batch, ClientData, Context, Needs, Network
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Needs, Network
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 SMALLEST = 1e-30  # in denominators, as in the authors' code
 

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 PERSONAL = "personal."  # prefix of the personal classifier's names
 ABSENT = -1e30  # log 0, finite: an absent class is never a label, but may be in a row of padding

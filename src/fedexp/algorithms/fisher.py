@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedexp.algorithms.base import masked_mean
-from fedexp.algorithms.contract import Batch, Network
 from fedexp.algorithms.heads import by_head
-from fedexp.tree import Params
+from fedexp.algorithms.interfaces import Batch, Network
+from fedexp.core.tree import Params
 
 ESTIMATORS = ("batch", "sample")
 

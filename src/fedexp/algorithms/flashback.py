@@ -22,10 +22,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import optimizers
-from fedexp.algorithms import distillation
+from fedexp.algorithms import distillation, optimizers
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import (
+from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
@@ -35,8 +34,8 @@ from fedexp.algorithms.contract import (
     ServerNetwork,
     ServerRound,
 )
-from fedexp.errors import require
-from fedexp.tree import Params, Tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 
 
 def shares(teachers: torch.Tensor, student: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from fedexp.tree import Params
+from fedexp.core.tree import Params
 
 WEIGHT, BIAS = "classifier.weight", "classifier.bias"  # of every fedexp model
 HEAD = (WEIGHT, BIAS)

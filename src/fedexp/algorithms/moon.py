@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network
-from fedexp.errors import require
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
 from fedexp.models import Output, classifier_of
-from fedexp.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

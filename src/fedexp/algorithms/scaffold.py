@@ -20,12 +20,12 @@ from typing import ClassVar
 
 import torch
 
-from fedexp import tree
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.contract import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.algorithms.fednova import direction, effective_steps
-from fedexp.errors import require_choice
-from fedexp.tree import Params, Tree
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require_choice
+from fedexp.core.tree import Params, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from fedexp.errors import require, require_choice
+from fedexp.core.errors import require, require_choice
 
 DY, DX, FLIP, CY, CX, ANGLE = range(6)  # the columns of `draws`
 DRAWS = 6

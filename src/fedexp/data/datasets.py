@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data import leaf
 from fedexp.data.augment import Augmentation, Normalise
 from fedexp.data.cache import Arrays, SourceFile, cached
@@ -31,7 +32,6 @@ from fedexp.data.image_files import (
 from fedexp.data.tiny_imagenet import scan_official
 from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import ImageData
-from fedexp.errors import ConfigError, require, require_choice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fedexp.core.errors import ConfigError, require
 from fedexp.data.archive import unpack
-from fedexp.errors import ConfigError, require
 
 log = logging.getLogger("fedexp")
 TIMEOUT = 60  # seconds without an answer

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.cache import Arrays, SourceFile, cached
-from fedexp.errors import ConfigError
 
 if TYPE_CHECKING:
     from PIL import Image

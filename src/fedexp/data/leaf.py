@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.cache import Arrays
-from fedexp.errors import ConfigError
 
 log = logging.getLogger("fedexp")
 SIDE = 28

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedexp.errors import ConfigError, require, require_choice
-from fedexp.files import write_atomically
+from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.storage import write_atomically
 
 
 def save_npz(path: Path, **arrays: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Partitioner, load_npz
-from fedexp.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError, require
 from fedexp.data.partition import Partitioner
-from fedexp.errors import ConfigError, require
 
 _PROBES = 100  # draws per setting that an error message tries out
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedexp.core.errors import ConfigError, require
 from fedexp.data.types import Data, ImageData, Task, TextData
-from fedexp.errors import ConfigError, require
 
 GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 

@@ -1,7 +1,7 @@
 """Streams of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
 A stream is one data set in which every training example belongs to at most one task, and every test example to exactly
-one. Who trains on what in which round is decided elsewhere (fedexp.prepare); here, which examples a task has.
+one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a task has.
 """
 
 from abc import ABC, abstractmethod
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, Task
-from fedexp.errors import ConfigError, require, require_choice
 
 
 @dataclass(frozen=True)

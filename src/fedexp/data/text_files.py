@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedexp.errors import ConfigError
+from fedexp.core.errors import ConfigError
 
 TITLES, BODIES, LABELS = ("title",), ("body", "content", "article"), ("label", "target")  # names of columns
 UNNAMED = {"0": "title", "1": "body", "2": "label"}  # the last three columns in the files that CFeD's code ships

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.cache import SourceFile
 from fedexp.data.image_files import Labelled, class_folders, scan_classes
-from fedexp.errors import ConfigError
 
 
 def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
 from fedexp.data.cache import Arrays
 from fedexp.data.download import Download
-from fedexp.errors import ConfigError
 
 THROTTLED = "the host of CIFAR has been throttled since June 2026; a mirror is faster"
 

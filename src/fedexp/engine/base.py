@@ -8,17 +8,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp import tree
 from fedexp.algorithms.base import Batch, FedAvg
 from fedexp.algorithms.heads import by_head
+from fedexp.core import tree
+from fedexp.core.rng import stream
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
+from fedexp.core.views import PLAIN
 from fedexp.data.augment import Augmentation
 from fedexp.data.types import Data
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
-from fedexp.rng import stream
-from fedexp.settings import LocalTraining
-from fedexp.tree import Params, Tree
-from fedexp.views import PLAIN
 
 EVALUATION_BATCH = 100  # so few that what a layer gives is still in a cache when the next one reads it
 EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
@@ -139,7 +139,7 @@ class Workbench:
     local: LocalTraining
     dtype: torch.dtype
     heads: torch.Tensor | None = None  # int64 [T, C]: see FedAvg.heads
-    views: tuple[str, ...] = (PLAIN,)  # of the test set, see fedexp.views
+    views: tuple[str, ...] = (PLAIN,)  # of the test set, see fedexp.core.views
     seed: int = 0  # of the draws of the augmented view
 
     @property

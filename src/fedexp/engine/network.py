@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
+from fedexp.core.tree import Params
 from fedexp.models import Output
-from fedexp.tree import Params
 
 
 class FunctionalNetwork:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedexp.core.rng import stream
+from fedexp.core.settings import LocalTraining
 from fedexp.data.augment import Augmentation
-from fedexp.rng import stream
-from fedexp.settings import LocalTraining
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedexp import optimizers, tree
+from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import ClientData, Context, FedAvg
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import Cohort, Engine, Gather, ScheduledData, Trained, Workbench, has_own, to_tensors
 from fedexp.engine.network import LiveNetwork
-from fedexp.errors import ConfigError
-from fedexp.tree import Params, Tree
 
 
 class ClientFailure(RuntimeError):

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp import files
+from fedexp.core import storage
+from fedexp.core.views import PLAIN, VIEWS, suffix
 from fedexp.figures.load import RunFiles, load_run
-from fedexp.views import PLAIN, VIEWS, suffix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +80,7 @@ def _figures(run: RunFiles) -> "Iterator[tuple[str, Callable[[], Figure]]]":
 
 def save(figure: "Figure", path: Path) -> None:
     """Write to a temporary file and rename it: a reader never sees half a picture."""
-    with files.temporary_of(path) as temporary:
+    with storage.temporary_of(path) as temporary:
         _write(figure, temporary)
         os.replace(temporary, path)
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedexp.errors import ConfigError
+from fedexp.core.errors import ConfigError
 from fedexp.figures import make_figures
 
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from fedexp.core.views import PLAIN
 from fedexp.figures.load import RunFiles, TaskFile
 from fedexp.figures.style import (
     BLUE,
@@ -31,7 +32,6 @@ from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
-from fedexp.views import PLAIN
 
 BUBBLES = (50, 30)  # most clients and classes for a bubble chart
 MOST_COLUMNS = 400  # in a heat map of clients: two pixels each

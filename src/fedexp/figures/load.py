@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from yaml import YAMLError
 
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import PLAIN, VIEWS, file_of, others, suffix
 from fedexp.data.partition import Partition, load_npz
-from fedexp.errors import ConfigError
 from fedexp.metrics.history import History, later_partitions, load_history
-from fedexp.views import PLAIN, VIEWS, file_of, others, suffix
 
 
 @dataclass(frozen=True)

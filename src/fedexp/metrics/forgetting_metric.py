@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.errors import require
+from fedexp.core.errors import require
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_mean
 from fedexp.metrics.history import History
@@ -180,7 +180,7 @@ class Consistency(ForgettingMetric):
 @dataclass(frozen=True, kw_only=True)
 class Alignment(ForgettingMetric):
     """`alignment` in summary.json: the share of neurons that prefer the same class before and after the local training
-    of the last round, and before and after that round (FedNTD Table 2; `fedexp.neurons`)."""
+    of the last round, and before and after that round (FedNTD Table 2; `fedexp.training.neurons`)."""
 
     @property
     def needs_neurons(self) -> bool:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import PLAIN, file_of
 from fedexp.data.partition import Partition, load_npz, save_npz
-from fedexp.errors import ConfigError
-from fedexp.views import PLAIN, file_of
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from fedexp.tree import Params
+from fedexp.core.tree import Params
 
 
 class Output(NamedTuple):

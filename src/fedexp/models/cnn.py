@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.errors import ConfigError, require
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.tree import Params
 from fedexp.models import Output, slim_channels
 from fedexp.models.pooling import pooled
-from fedexp.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)

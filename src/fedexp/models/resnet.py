@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedexp.errors import ConfigError, require, require_choice
+from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.tree import Params
 from fedexp.models import Output, slim_channels
-from fedexp.tree import Params
 
 DEPTHS = (18, 34, 50, 101, 152)
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedexp.core.errors import ConfigError, require
 from fedexp.data.types import TextShape
-from fedexp.errors import ConfigError, require
 from fedexp.models import Output
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.identity import group_name, setting
+from fedexp.rundir.fingerprint import group_name, setting
 
 if TYPE_CHECKING:
     import pandas as pd

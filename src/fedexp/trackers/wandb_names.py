@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fedexp.views import PLAIN, VIEWS, others, suffix
+from fedexp.core.views import PLAIN, VIEWS, others, suffix
 
 NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
     "test_accuracy": "test/accuracy",

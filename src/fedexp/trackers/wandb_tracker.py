@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.errors import require, require_choice
+from fedexp.core.errors import require, require_choice
+from fedexp.core.views import PLAIN
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
 from fedexp.trackers.wandb_names import class_metric, define_metrics, flat_summary, metric_name
 from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
-from fedexp.views import PLAIN
 
 if TYPE_CHECKING:
     import pandas as pd

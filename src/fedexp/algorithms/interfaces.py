@@ -1,0 +1,164 @@
+"""What algorithms and engines say to each other: the arguments of the hooks (see base.py) and the declarations."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
+from fedexp.models import Output
+
+
+class Network(Protocol):
+    """A model as a function of its parameters.
+
+    The parameters in training run in train mode; the received global model and all other references in eval mode, with
+    the running statistics of the received global model, unless the tree brings buffers of its own.
+    """
+
+    def __call__(self, params: Params, x: torch.Tensor) -> Output: ...
+
+    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+        """(gradient, value) of a scalar function of the parameters; inside, these run in train mode."""
+
+    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+        """The last stage of a model that has one, with fewer channels (see models.Staged)."""
+
+    def buffers(self) -> Params:
+        """Running statistics of the model in training; empty for models without."""
+
+
+class ServerNetwork(Network, Protocol):
+    """What `refine` trains the global model with."""
+
+    params: Params  # the model in training; changed in place
+
+    def load(self, params: Params, buffers: Params) -> None:
+        """Starts from this model."""
+
+    def snapshot(self) -> Params:
+        """The parameters as tensors of their own."""
+
+
+class Batch(NamedTuple):
+    """One local mini-batch."""
+
+    x: torch.Tensor  # [B, channels, height, width], normalised and augmented; texts: int64 [B, length]
+    y: torch.Tensor  # int64 [B]; -1: not labelled
+    mask: torch.Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
+    step: int  # which local step of the round this is, from 0
+
+
+class ClientData(Protocol):
+    """One client's view of the training data during one round."""
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of this round in the order in which they are trained on."""
+
+    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Training examples by number, normalised, and augmented where random numbers for that are given (see
+        FedAvg.after): (x [n, ...], y [n])."""
+
+    @property
+    def steps(self) -> int:
+        """How many batches there are; with padding, that of the longest client that is trained together with this."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the server knows of its clients."""
+
+    parts: tuple[np.ndarray, ...]  # client -> numbers of its training examples
+    counts: np.ndarray  # int [K, C] training labels per client
+    labels: np.ndarray  # int [N] of all training examples
+    shared: np.ndarray  # int [C]: one training example of each class that all clients know (FedKA); -1: none exists
+    weighting: str  # examples | uniform
+    task: int = 0  # of a scenario of several, from 0: `parts` and `counts` are those of this task
+    tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
+    surrogate: tuple[np.ndarray, ...] = ()  # client -> numbers of its unlabelled examples; empty: there are none
+    unlabelled: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # numbers of all of them
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.parts)
+
+    @property
+    def num_classes(self) -> int:
+        return self.counts.shape[1]
+
+    @property
+    def weights(self) -> np.ndarray:
+        """[K]: n_k, or ones with weighting=uniform."""
+        return np.array([1 if self.weighting == "uniform" else len(part) for part in self.parts])
+
+    @property
+    def largest(self) -> int:
+        """Examples of the client that has the most."""
+        return max(map(len, self.parts))
+
+    def classes_before(self) -> list[int]:
+        """Classes of the tasks before this one, ascending."""
+        return sorted({c for classes in self.tasks[: self.task] for c in classes})
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that a client-side hook may read."""
+
+    server: Tree  # what the server sent to all, {"params": ..., ...}
+    personal: Tree  # what the server sent to this client alone
+    client: Tree  # what this client kept from its last participation
+    plan: Tree  # what `plan` prepared for this round
+    begin: Tree  # what `begin` computed for this round
+    lr: float  # of this round
+    steps: torch.Tensor  # scalar: local steps of this client in this round
+    local: LocalTraining
+
+
+class PublicData(Protocol):
+    """Examples that the server holds (config nodes `public` and `surrogate`)."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: np.ndarray, dropout: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Public examples by their number 0, 1, ...: (x [n, ...] normalised and not augmented, y [n]); texts with the
+        keys of their dropout, where `dropout` draws them."""
+
+    def logits(self, models: Sequence[Params]) -> torch.Tensor:
+        """Of several models, each with its buffers, on all public examples: [models, n, C], without gradient."""
+
+    def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Of each model on its own part of the examples (by their numbers 0, 1, ...): [n_i, C] each."""
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """Everything but trees that a server-side hook may read about the round."""
+
+    info: Federation
+    clients: Sequence[int]  # the cohort
+    weights: torch.Tensor  # [|S|]: n_k, or ones with weighting=uniform
+    previous: Tree  # the server's state before this round, with the "buffers" of its model
+    buffers: Params  # leaves [|S|, ...]: running statistics of the local models
+    lr: float  # of this round
+    local: LocalTraining
+    public: PublicData | None
+    surrogate: PublicData | None  # the server's unlabelled examples; their labels are -1
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an algorithm needs beyond FedAvg (FedNTD Table 6); tests compare it with what is really exchanged."""
+
+    client_state: str = ""  # what a client keeps between rounds
+    server_state: str = ""  # what the server keeps beside the global model
+    up: float = 0.0  # to the server, of each client and round, in multiples of the model; small change not counted
+    down: float = 0.0  # to each client
+    small: str = ""  # the small change: a few numbers
+    data: str = ""  # extra data, and who holds them
+    public: bool = False  # refuses to run without a public set
+    surrogate: bool = False  # refuses to run without unlabelled examples

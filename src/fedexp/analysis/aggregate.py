@@ -1,0 +1,212 @@
+"""A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep, beside the print."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedexp.analysis import compare, layout
+from fedexp.analysis.compare import WHERE, Run, load_jobs, load_runs
+from fedexp.analysis.elsewhere import found_for
+from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
+from fedexp.analysis.sweep_figures import make_sweep_figures
+from fedexp.config.options import conf_directory
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+
+log = logging.getLogger("fedexp")
+
+MARKER = "sweep.json"  # in the directory of a named sweep
+VALUES = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", "average_accuracy", "new_task_accuracy",
+          "task_forgetting")  # fmt: skip
+ORIGIN = ("diverged", "seeds", "commits", "hardware")  # columns of table.csv that table.md leaves out
+FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95  # Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
+WHAT_A_IS = (
+    f"A is {SHARE:g} of the best accuracy of any run of the setting (measured) or the paper's (printed); "
+    "speed-ups are against FedAvg. `-`: some seed never gets there."
+)
+
+
+def mark(directory: Path, sweep: str) -> None:
+    """Notes in a directory which sweep it holds."""
+    directory.mkdir(parents=True, exist_ok=True)
+    storage.write_json(directory / MARKER, {"sweep": sweep})
+
+
+def sweep_of(directory: Path) -> Sweep | None:
+    """The named sweep of a directory; None for another."""
+    path = directory / MARKER
+    name = json.loads(path.read_text(encoding="utf-8"))["sweep"] if path.exists() else directory.name
+    try:
+        return load_sweep(name, [conf_directory()])
+    except ConfigError:
+        return None
+
+
+def write_report(directory: Path, figures: bool) -> list[Path]:
+    """The tables of a sweep and, if asked for, its pictures; the paths. A picture that fails costs no table."""
+    paths = write_tables(directory)
+    if not paths or not figures:
+        return paths
+    try:
+        return paths + make_sweep_figures(directory, load_runs(directory))
+    except Exception:
+        log.exception("the figures could not be drawn; `python -m fedexp.report %s` tries again", directory)
+        return paths
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What runs say together."""
+
+    tidy: pd.DataFrame  # compare.cells where `sweep` is given, else means
+    targets: pd.DataFrame  # rounds_to_targets
+    sweep: Sweep | None  # named and with printed values
+
+
+def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
+    """Of the jobs of a sweep, finished or not; None where no run is over."""
+    sweep, runs = sweep_of(directory), [run for run in jobs if run.finished]
+    if not runs:
+        return None
+    targets = rounds_to_targets(runs, printed_targets(sweep, runs) if sweep is not None else {})
+    if sweep is not None and compare.printed_cells(sweep):
+        return Tables(compare.cells(sweep, jobs), targets, sweep)
+    return Tables(means(runs), targets, None)
+
+
+def all_jobs(directory: Path) -> list[Run]:
+    """The jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
+    jobs, sweep = load_jobs(directory), sweep_of(directory)
+    if sweep is None or not compare.printed_cells(sweep):
+        return jobs
+    own = [run.directory for run in jobs if run.finished]
+    return jobs + [Run(f.directory, f.overrides) for f in found_for(sweep, directory.absolute(), conf_directory(), own)]
+
+
+def write_tables(directory: Path) -> list[Path]:
+    """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
+    tables = tables_of(directory, all_jobs(directory))
+    if tables is None:
+        return []
+    tidy, targets = tables.tidy, tables.targets
+    if tables.sweep is not None:
+        parts, head = layout.all_sections(tidy), heading(tables.sweep, tidy)
+    else:
+        head = f"# {directory.name}\n"
+        shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
+        parts = [layout.Section("", shown)]
+    numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
+    contents = {
+        "table.csv": tidy.to_csv(index=False),
+        "table.md": f"{head}\n{layout.all_markdown(parts)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
+        "table.tex": layout.latex(parts),
+        "rounds_to_target.csv": targets.to_csv(index=False),
+    }
+    for name, content in contents.items():
+        storage.write_atomically(directory / name, content.encode())
+    return [directory / name for name in contents]
+
+
+def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
+    """What the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
+    lines = [f"# {sweep.title}", layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}", verdicts(tidy)]
+    if sources := sorted({name for text in tidy["from"] for name in text.split()}):
+        lines.append(f"Counted too are runs that other sweeps have made: {', '.join(f'`{name}`' for name in sources)}.")
+    if changes := [text for text in tidy["changes"].unique() if text]:
+        lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
+    return "\n\n".join(lines) + "\n"
+
+
+def verdicts(tidy: pd.DataFrame) -> str:
+    counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
+    return f"{len(tidy)} printed values: {counts}."
+
+
+def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """What a run is but for its seed: (data set and partition, algorithm and its options, other overrides)."""
+    data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
+    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", "test_views", *WHERE))]
+    others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
+    return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
+
+
+def key_of(run: Run) -> tuple[str, str]:
+    """(what it is but for the seed, the same but for the algorithm as well)."""
+    data, method, others = parts_of(run.summary, run.overrides)
+    return " ".join([*data, *method, *others]), " ".join([*data, *others])
+
+
+def means(runs: Sequence[Run]) -> pd.DataFrame:
+    """Mean and standard deviation over the seeds of each run."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key_of(run)[0], []).append(run)
+    rows = []
+    for name, members in groups.items():
+        row: dict[str, Any] = {"run": name, "n": len(members), "diverged": sum(run.diverged for run in members)}
+        row |= compare.origin(members)
+        for value in VALUES:
+            found = [v for run in members if not run.diverged and (v := run.summary.get(value)) is not None]
+            if found:
+                row[value] = float(np.mean(found))
+                row[f"{value}_std"] = float(np.std(found, ddof=1)) if len(found) > 1 else None
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def printed_targets(sweep: Sweep, runs: Sequence[Run]) -> dict[str, float]:
+    """The printed A of those settings (`key_of`) that have one: Flashback's."""
+    rows = [row for row in compare.printed_cells(sweep) if row["metric"] == "target_accuracy"]
+    found = {}
+    for run in runs:
+        _, fields = cell_of(sweep, run.overrides) or (None, {})
+        for row in rows:
+            if all(row[key] == fields.get(key) for key in ("dataset", "partition_param")):
+                found[key_of(run)[1]] = float(row["value"])
+    return found
+
+
+def rounds_to_targets(runs: Sequence[Run], printed: Mapping[str, float]) -> pd.DataFrame:
+    """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg; empty where a seed
+    never gets there. A is 0.95 of the best accuracy of any run of the setting and, where `printed` has the setting, in
+    a second row that one."""
+    settings: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        name, setting = key_of(run)
+        settings.setdefault(setting, {}).setdefault(name, []).append(run)
+    rows: list[dict[str, Any]] = []
+    for setting, members in settings.items():
+        best = max(run.summary["best_accuracy"] for group in members.values() for run in group)
+        rows += rounds_to("measured", SHARE * best, members)
+        if setting in printed:
+            rows += rounds_to("printed", printed[setting], members)
+    return pd.DataFrame(rows)
+
+
+def rounds_to(source: str, accuracy: float, members: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """The rows of one setting for one A; members: its runs by their names."""
+    rounds = {name: [mean_rounds(group, accuracy * factor) for factor in FACTORS] for name, group in members.items()}
+    fedavg = next((rounds[name] for name, group in members.items() if is_plain_fedavg(group[0])), None)
+    rows = []
+    for name, values in rounds.items():
+        row: dict[str, Any] = {"run": name, "target": source, "A": accuracy}
+        row |= {f"rounds_to_{factor:g}A": value for factor, value in zip(FACTORS, values, strict=True)}
+        for factor, value, base in zip(FACTORS, values, fedavg or [None] * 3, strict=True):
+            row[f"speedup_{factor:g}A"] = base / value if base and value else None
+        rows.append(row)
+    return rows
+
+
+def is_plain_fedavg(run: Run) -> bool:
+    return run.summary.get("algorithm") == "fedavg" and not any(o.startswith("algorithm.") for o in run.overrides)
+
+
+def mean_rounds(runs: Sequence[Run], accuracy: float) -> float | None:
+    found = [run.rounds_to(accuracy) for run in runs]
+    return None if None in found else float(np.mean([value for value in found if value is not None]))

@@ -1,0 +1,66 @@
+"""`python -m fedexp.requirements`: what each algorithm needs beyond FedAvg, as the table in docs/algorithms/index.md.
+
+FedNTD's Table 6 (statefulness, communication, extra data) for all algorithms, from what they declare (`needs`).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedexp.algorithms.interfaces import Needs
+from fedexp.config.build import make_target
+from fedexp.config.options import conf_directory
+
+HEAD = ("algorithm", "a client keeps", "the server keeps", "extra up / down", "extra data")
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "fednova": ({"variant": "ccvr"}, {"variant": "ccvr_frozen"}),
+    "flashback": ({"on_server": False},),
+    "cfed": ({"server_distillation": True},),
+}
+
+
+def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
+    """(option with its variant, needs) of every yaml of the group but the centralised twins, which exchange nothing."""
+    for path in sorted(folder.glob("*.yaml")):
+        node = node_of(path)
+        if node.get("paradigm") == "centralized":
+            continue
+        first: dict[str, Any] = {}
+        for changes in (first, *VARIANTS.get(path.stem, ())):
+            name = " ".join([f"`{path.stem}`", *(f"`{k}={str(v).lower()}`" for k, v in changes.items())])
+            yield name, make_target(node | changes, "algorithm").needs
+
+
+def node_of(path: Path) -> dict[str, Any]:
+    """An option with those that it builds on."""
+    node: Any = OmegaConf.to_container(OmegaConf.load(path))
+    before: dict[str, Any] = {}
+    for name in node.pop("defaults", ()):
+        before |= {} if name == "_self_" else node_of(path.with_name(f"{name}.yaml"))
+    return before | node
+
+
+def models(number: float) -> str:
+    """A multiple of the model's size, |w|."""
+    return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
+
+
+def line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|w|", "\\|w\\|") or "-" for cell in cells) + " |"
+
+
+def table(folder: Path) -> str:
+    lines = [line(HEAD), "|" + " --- |" * len(HEAD)]
+    for name, needs in rows(folder):
+        traffic = f"{models(needs.up)} / {models(needs.down)}" if needs.up or needs.down else ""
+        traffic = "; ".join(part for part in (traffic, needs.small) if part)
+        lines.append(line((name, needs.client_state, needs.server_state, traffic, needs.data)))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the table of docs/algorithms/index.md."""
+    print(table(conf_directory() / "algorithm"))
+    return 0

@@ -1,0 +1,305 @@
+"""A sweep beside the printed table: every cell with n, mean, standard deviation, the printed value and a verdict."""
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedexp.analysis.expected import other_data
+from fedexp.analysis.judge import TOLERANCES as TOLERANCES
+from fedexp.analysis.judge import tolerance, verdict, with_order
+from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
+from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
+from fedexp.metrics.targets import rounds_to_target
+from fedexp.rundir import files
+from fedexp.rundir.elsewhere import noted
+
+TABLES = Path(__file__).parent / "published" / "tables.csv"
+RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
+CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
+NEVER = math.inf
+# Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
+WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The directory of a run, whatever has become of it."""
+
+    directory: Path
+    stands_for: tuple[str, ...] | None = None  # overrides of the job that a run of another sweep stands for
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """{} before its end."""
+        path = self.directory / files.SUMMARY
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    @property
+    def status(self) -> str:
+        """completed, diverged, failed or unfinished."""
+        return str(self.summary.get("status", "unfinished"))
+
+    @property
+    def finished(self) -> bool:
+        return self.status in ("completed", "diverged")
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        if self.stands_for is not None:
+            return list(self.stands_for)
+        path = self.directory / ".hydra" / "overrides.yaml"
+        return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else []
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """round and test_accuracy of the evaluated rounds from 1 on."""
+        return self.table.dropna(subset="test_accuracy")
+
+    @property
+    def diverged(self) -> bool:
+        return self.status == "diverged"
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """rounds.csv from round 1 on; empty without one."""
+        path = self.directory / files.ROUNDS
+        table = pd.read_csv(path) if path.exists() else pd.DataFrame({"round": []})
+        return table[table["round"] >= 1]
+
+    def values(self, rule: Rule, metric: str) -> list[float]:
+        """The metric in the view of the rule, round by round where it is defined; [] where the run lacks the view."""
+        column = rule.column(metric)
+        return self.table[column].dropna().tolist() if column in self.table else []
+
+    def reported(self, rule: Rule, metric: str) -> float | None:
+        """The metric (`accuracy` or `forgetting`) as a paper with this rule reports it, a fraction."""
+        if rule.value == "last":
+            return self.summary.get(metric if rule.view == "plain" else f"{metric}_{rule.view}")
+        return rule.reported(self.values(rule, metric), metric)
+
+    def accuracy_at(self, round: int) -> float | None:
+        found = self.curve.loc[self.curve["round"] == round, "test_accuracy"]
+        return float(found.iloc[0]) if len(found) else None
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """The first round that reaches it."""
+        rounds, values = self.curve["round"].tolist(), self.curve["test_accuracy"].tolist()
+        return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
+
+
+def load_jobs(directory: Path) -> list[Run]:
+    """All runs of a sweep, also those that have failed or are not at their end."""
+    found = {path.parent for path in directory.glob(f"*/{files.SUMMARY}")}
+    found |= {path.parent.parent for path in directory.glob("*/.hydra/overrides.yaml")}
+    return [standing_in(Run(path)) for path in sorted(found)]
+
+
+def standing_in(run: Run) -> Run:
+    """The run of another sweep that the job's directory names, if it names one and there is no run of its own."""
+    other = None if run.finished else noted(run.directory)
+    return run if other is None else Run(other, tuple(run.overrides))
+
+
+def load_runs(directory: Path) -> list[Run]:
+    """All that are over; a job that failed is none."""
+    return [run for run in load_jobs(directory) if run.finished]
+
+
+Found = tuple[Run, Mapping[str, Any]]  # a run of a printed cell, with what to measure
+
+
+def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
+    with TABLES.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
+
+
+def cells(sweep: Sweep, jobs: Sequence[Run]) -> pd.DataFrame:
+    """The tidy table: a row for every printed value, whether it has been run or not."""
+    printed = printed_cells(sweep)
+    runs = [run for run in jobs if run.finished]
+    mine: dict[int, list[Found]] = {i: [] for i in range(len(printed))}
+    for run in jobs:
+        if found := cell_of(sweep, run.overrides):
+            for i, measure in matches(printed, *found):
+                mine[i].append((run, measure))
+    released = released_code()
+    tidy = pd.DataFrame(
+        cell(Context(sweep, row, printed, runs), mine[i]) | {"released": released.get(released_key(row), "")}
+        for i, row in enumerate(printed)
+        if row["method"] != "(all)"
+    )
+    return with_order(tidy) if len(tidy) else tidy
+
+
+def released_code() -> dict[tuple[str, ...], str]:
+    """What the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`, by `released_key`."""
+    with RELEASED.open(encoding="utf-8", newline="") as file:
+        return {released_key(row): f"{row['value']} ({row['of']})" for row in csv.DictReader(file)}
+
+
+def released_key(row: Mapping[str, str]) -> tuple[str, ...]:
+    names = ("paper", "table", "dataset", "partition_param", "setting", "method", "metric")
+    return tuple(row[name] for name in names)
+
+
+def matches(
+    printed: Sequence[Mapping[str, str]], block: Block, fields: Mapping[str, str]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The printed values of a run, with what to measure for each."""
+    for measure in block.measures:
+        wanted = dict(fields) | {key: str(measure[key]) for key in ("metric", "setting") if key in measure}
+        for i, row in enumerate(printed):
+            if all(row[key] == value for key, value in wanted.items()):
+                yield i, measure
+
+
+def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
+    """One row of the tidy table. Runs of different protocols are never put together: those at the sweep's own stand
+    there or, where there are none, the largest group that was run at another."""
+    row = context.row
+    protocols: dict[tuple[str, ...], list[Found]] = {(): []}
+    for run, measure in jobs:
+        if run.finished:
+            protocols.setdefault(tuple(context.protocol(run)), []).append((run, measure))
+    changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
+    used, rule = protocols[changes], context.sweep.rule
+    data = [text for text in changes if text.startswith("data: ")]
+    viewed = [pair for pair in used if context.value(*pair) is not None]
+    used = viewed or used  # seeds without the view of the rule are not averaged with those that have it
+    scale = 100.0 if row["unit"] == "percent" else 1.0
+    sound = [(run, measure) for run, measure in used if not run.diverged]
+    raw = [value for pair in sound if (value := context.value(*pair)) is not None]
+    never = sum(value == NEVER for value in raw)
+    values = np.array([] if never else raw) * scale  # the mean over those seeds that get there would flatter
+    target = float(row["value"]) if row["value"] else None
+    mean = float(values.mean()) if len(values) else None
+    difference = None if mean is None or target is None else mean - target
+    ruled = sound and sound[0][1]["value"] in COLUMNS
+    metric = str(sound[0][1]["value"]) if ruled else ""
+    runs = [run for run, _ in sound]
+    within = [rule.standard_error(run.values(rule, metric)) if metric else None for run in runs]
+    error = scaled(noise((values / scale).tolist(), within), scale)
+    allowed = None if target is None else tolerance(row, error.error)
+    lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
+    return {
+        **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
+        "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
+        "n": len(used),
+        "diverged": sum(run.diverged for run, _ in used),
+        "rule": str(rule) if metric else "",
+        "mean": mean,
+        "std": float(values.std(ddof=1)) if len(values) > 1 else None,
+        "error": error.error,
+        "error_from": error.source,
+        **plain_values(runs, metric, scale),
+        "printed": target,
+        "printed_std": float(row["std"]) if row["std"] else None,
+        "difference": difference,
+        "tolerance": allowed,
+        "verdict": verdict(
+            row, [run.diverged for run, _ in used], len(raw) - never, never, difference, allowed, bool(changes), lacks
+        ),
+        "protocol": "" if not used else "reduced" if changes else "full",
+        "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in data), *data))),
+        "not_shown": sum(map(len, protocols.values())) - len(used),
+        **origin([run for run, _ in used]),
+        "from": " ".join(sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})),
+        "note": row["note"],
+    }
+
+
+def scaled(found: Noise, scale: float) -> Noise:
+    return Noise(None if found.error is None else found.error * scale, found.source)
+
+
+def plain_values(runs: Sequence[Run], metric: str, scale: float) -> dict[str, float | None]:
+    """Of the plain test, whatever the rule: the last round, the mean of the last ten and its standard error, each as a
+    mean over seeds; None for what is neither accuracy nor forgetting."""
+    names = {"plain_last": PLAIN_LAST, "plain_last10": PLAIN_LAST_TEN}
+    found: dict[str, float | None] = dict.fromkeys((*names, "plain_error"))
+    for name, rule in names.items():
+        values = [value for run in runs if metric and (value := run.reported(rule, metric)) is not None]
+        if values:
+            found[name] = float(np.mean(values)) * scale
+            within = [rule.standard_error(run.values(rule, metric)) for run in runs]
+            found["plain_error"] = scaled(noise(values, within), scale).error  # in the end that of the last ten
+    return found
+
+
+def origin(runs: Sequence[Run]) -> dict[str, str]:
+    """Seeds, commits and hardware of runs, as far as they are known."""
+    seeds = sorted({int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None})
+    commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
+    machines = sorted({machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")})
+    return {"seeds": " ".join(map(str, seeds)), "commits": " ".join(commits), "hardware": "; ".join(machines)}
+
+
+def machine(hardware: Mapping[str, Any]) -> str:
+    """Such as `AMD EPYC (cpu, fp32)`."""
+    return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a value may need beside its own run."""
+
+    sweep: Sweep
+    row: Mapping[str, str]
+    printed: Sequence[Mapping[str, str]]
+    runs: Sequence[Run]
+
+    def protocol(self, run: Run) -> list[str]:
+        """How a run departs from the protocol of the printed table: other knobs, or other data under the same name."""
+        return protocol_of(self.sweep, run.overrides) + other_data(run.summary, run.overrides)
+
+    def value(self, run: Run, measure: Mapping[str, Any]) -> float | None:
+        """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no number."""
+        kind = measure["value"]
+        match kind:
+            case "accuracy" | "forgetting":
+                return run.reported(self.sweep.rule, kind)
+            case "accuracy_at":
+                return run.accuracy_at(int(measure["round"]))
+            case "average_accuracy" | "new_task_accuracy":
+                ends = {end["task"]: end[kind] for end in run.summary.get("tasks", ())}
+                return ends.get(int(measure["task"]))
+            case "rounds_to":
+                return run.rounds_to(float(measure["factor"]) * self.printed_target()) or NEVER
+            case "alignment":
+                layers = run.summary.get("alignment") or ()
+                layer = int(measure["layer"])
+                return layers[layer - 1][measure["pair"]] if layer <= len(layers) else None
+            case "rounds_to_fedavg" | "speedup_to_fedavg":
+                return self.against_fedavg(run, speedup=kind == "speedup_to_fedavg")
+        return None
+
+    def printed_target(self) -> float:
+        """Flashback's A of this setting."""
+        same = ("dataset", "partition_param")
+        found = [r for r in self.printed if r["metric"] == "target_accuracy" and all(r[k] == self.row[k] for k in same)]
+        return float(found[0]["value"])
+
+    def against_fedavg(self, run: Run, speedup: bool) -> float | None:
+        """Rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
+        protocol; or how many times fewer than FedAvg's number of rounds."""
+        fedavg, protocol = [], self.protocol(run)
+        for other in self.runs:
+            found = cell_of(self.sweep, other.overrides)
+            if found and found[1].get("method") == "FedAvg" and found[1]["dataset"] == self.row["dataset"]:
+                fedavg += [other] if self.protocol(other) == protocol else []
+        if not fedavg:
+            return None
+        rounds = run.rounds_to(float(np.mean([other.summary["accuracy"] for other in fedavg])))
+        if rounds is None:
+            return NEVER
+        return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds if speedup else rounds

@@ -1,0 +1,77 @@
+"""Runs that other sweeps have made and that stand in the tables of a named sweep, found by composing its jobs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedexp.analysis.sweep import Sweep, launches
+from fedexp.rundir.elsewhere import LOADER, alike, config_of, finished_runs
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run of another sweep and the overrides of the job that it stands for."""
+
+    directory: Path
+    overrides: tuple[str, ...]
+
+
+def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) -> list[Found]:
+    """Runs that other sweeps have made and that stand in the tables of this one.
+
+    directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted."""
+    configs = {path: config_of(path) for path in finished_runs(directory) if path not in own}
+    configs = {path: config for path, config in configs.items() if config and directory not in path.parents}
+    if not configs:
+        return []
+    have = {(alike(config), config.get("seed")) for config in map(config_of, own)}
+    jobs = jobs_of(sweep, conf, frozenset(map(kind_of, configs.values())))
+    found = []
+    for path, config in configs.items():
+        name = (alike(config), config.get("seed"))
+        if name[0] in jobs and name not in have:
+            have.add(name)
+            precision = (config.get("hardware") or {}).get("precision")
+            given = [f"seed={name[1]}", *([f"hardware.precision={precision}"] if precision else [])]
+            found.append(Found(path, (*jobs[name[0]], *given)))
+    return found
+
+
+def kind_of(config: Mapping[str, Any]) -> tuple[str, str]:
+    """(data set, algorithm), the options."""
+    choices = config.get("choices") or {}
+    return str(choices.get("dataset")), str(choices.get("algorithm"))
+
+
+def jobs_of(sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    """`alike` of every job of a sweep with one of these data sets and algorithms -> its overrides.
+
+    Composing is what takes the time, a tenth of a second a job, so the others are left out by their overrides."""
+    from hydra import compose, initialize_config_dir
+
+    from fedexp.analysis.sweep import expand
+    from fedexp.config.build import resolve
+
+    found: dict[str, tuple[str, ...]] = {}
+    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+        for overrides in launches(sweep, []):
+            for job in expand([text for text in overrides if text not in sweep.common]):
+                given = dict(text.partition("=")[::2] for text in job)
+                data = given.get("dataset") or dataset_of(conf, given.get("experiment", ""))
+                if (data, given.get("algorithm", "")) in kinds:
+                    found[alike(resolve(compose("config", overrides=job)))] = tuple(job)
+    return found
+
+
+@cache
+def dataset_of(conf: Path, experiment: str) -> str:
+    """The data set that an option of the group `experiment` chooses; "" where there is none."""
+    path = conf / "experiment" / f"{experiment}.yaml"
+    if not path.is_file():
+        return ""
+    entries = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER).get("defaults", ())
+    return next((entry["override /dataset"] for entry in entries if "override /dataset" in entry), "")

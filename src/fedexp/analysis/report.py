@@ -1,0 +1,134 @@
+"""`python -m fedexp.report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
+
+With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedexp.analysis.aggregate import write_report
+from fedexp.analysis.compare import Run
+from fedexp.core.storage import write_atomically
+from fedexp.rundir import files
+from fedexp.trackers.base import display_path
+
+COLUMNS = {  # column -> how it is printed
+    "dataset": "{}",
+    "scenario": "{}",
+    "partition": "{}",
+    "algorithm": "{}",
+    "seed": "{}",
+    "status": "{}",
+    "rounds": "{:,}",
+    "accuracy": "{:.4f}",
+    "last5_accuracy": "{:.4f}",
+    "best_accuracy": "{:.4f}",
+    "forgetting": "{:.3f}",
+    "round_forgetting": "{:.4f}",
+    "seconds_per_round": "{:.1f}",
+    "mb_up_per_client": "{:.2f}",
+    "mb_down_per_client": "{:.2f}",
+}
+OF_TASKS = ("scenario", "partition")  # these only in a table with streams of tasks
+
+
+def columns(tasks: int) -> dict[str, str]:
+    """Column -> how it is printed, where the longest stream has so many tasks (0: none is a stream). Both accuracies
+    after each task from the second on: after the first they are one, and CFeD's tables leave it out."""
+    if not tasks:
+        return {name: form for name, form in COLUMNS.items() if name not in OF_TASKS}
+    after = [f"{kind}_task{task}" for task in range(2, tasks + 1) for kind in ("average", "new")]
+    return COLUMNS | dict.fromkeys([*after, "task_forgetting"], "{:.4f}")
+
+
+def runs(directories: Sequence[Path]) -> Iterator[Path]:
+    """Run directories at or below these that have a summary."""
+    for directory in directories:
+        yield from sorted(path.parent for path in directory.rglob(files.SUMMARY))
+
+
+def row(directory: Path) -> dict[str, Any]:
+    """One run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange in a
+    round; tasks: how many were learned to their end, 0 without a stream."""
+    summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+    rounds = pd.read_csv(directory / files.ROUNDS)
+    trained = rounds[rounds["round"] >= 1]
+    clients = pd.read_csv(directory / files.CLIENTS).groupby("round").size().mean()
+    values = {name: summary.get(name) for name in (*COLUMNS, "task_forgetting")}
+    ends = summary.get("tasks") or []
+    for end in ends:
+        values[f"average_task{end['task']}"] = end["average_accuracy"]
+        values[f"new_task{end['task']}"] = end["new_task_accuracy"]
+    return values | {
+        "tasks": len(ends),
+        "overrides": Run(directory).overrides,
+        "last5_accuracy": trained["test_accuracy"].dropna().tail(5).mean(),
+        "seconds_per_round": trained["seconds"].median(),
+        "mb_up_per_client": trained["bytes_up"].mean() / clients / 1e6,
+        "mb_down_per_client": trained["bytes_down"].mean() / clients / 1e6,
+    }
+
+
+def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each run, the overrides that not all runs on its data set share, without what other columns say."""
+    said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
+            "figures", "eval_interval", "test_views")  # fmt: skip
+    own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
+    shared: dict[str, set[str]] = {}
+    for values, mine in zip(found, own, strict=True):
+        shared[values["dataset"]] = shared.get(values["dataset"], mine) & mine
+    return [" ".join(sorted(mine - shared[values["dataset"]])) for values, mine in zip(found, own, strict=True)]
+
+
+def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
+    def cell(name: str, value: Any) -> str:
+        return "" if pd.isna(value) else forms[name].format(value)
+
+    lines = ["| " + " | ".join(forms) + " |", "|" + " --- |" * len(forms)]
+    for _, values in table.iterrows():
+        lines.append("| " + " | ".join(cell(name, values[name]) for name in forms) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def sweep_reports(directories: Sequence[Path], figures: bool) -> int:
+    """Writes the report of each sweep and prints its table."""
+    for directory in directories:
+        paths = write_report(directory, figures)
+        if not paths:
+            print(f"fedexp: no finished run in {directory}", file=sys.stderr)
+            return 2
+        print((directory / "table.md").read_text(encoding="utf-8"))
+        print("\n".join(f"  {display_path(path)}" for path in paths))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fedexp.report", description=__doc__)
+    parser.add_argument("directories", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
+    parser.add_argument("--no-figures", action="store_true", help="tables alone")
+    options = parser.parse_args(arguments)
+    if options.out is None:
+        return sweep_reports(options.directories, not options.no_figures)
+    found = [row(directory) for directory in runs(options.directories)]
+    if not found:
+        print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)
+        return 2
+    forms = columns(max(values["tasks"] for values in found))
+    for values, text in zip(found, what_differs(found), strict=True):
+        values["options"] = text
+    if any(values["options"] for values in found):
+        forms = {k: forms[k] for k in list(forms)[: list(forms).index("seed")]} | {"options": "{}"} | forms
+    keys = [name for name in ("dataset", *OF_TASKS, "algorithm", "seed") if name in forms]
+    table = pd.DataFrame(found, columns=list(forms)).sort_values(keys)
+    text = markdown(table, forms)
+    write_atomically(options.out.with_suffix(".csv"), table.to_csv(index=False).encode())
+    write_atomically(options.out.with_suffix(".md"), text.encode())
+    print(text, end="")
+    return 0

@@ -1,0 +1,185 @@
+"""Named sweeps: `conf/sweep/<name>.yaml` says which runs a published table or figure consists of.
+
+A sweep is a list of blocks; a block is a grid: every combination of the values of its axes (`experiment`, `algorithm`
+or any other key of the configuration), with the overrides `with`. Beside each value stand the fields of the printed
+cells that belong to it (columns of fedexp/published/tables.csv), and `measures` says which of our numbers stands beside
+which printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules).
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from fedexp.analysis.rules import Rule, read_rule
+from fedexp.config.options import list_options
+from fedexp.config.overrides import is_path
+from fedexp.core.errors import ConfigError, nearest
+
+Fields = Mapping[str, str]  # column of tables.csv -> value
+
+
+@dataclass(frozen=True)
+class Block:
+    """A grid of runs."""
+
+    axes: Mapping[str, Mapping[str, Fields]]  # key -> value -> fields of its cells
+    fixed: tuple[str, ...]  # overrides of all its runs
+    measures: tuple[Mapping[str, Any], ...]
+
+    def combinations(self) -> Iterator[tuple[tuple[str, str], ...]]:
+        """Each run as (key, value) of every axis."""
+        choices = [[(key, value) for value in values] for key, values in self.axes.items()]
+        yield from itertools.product(*choices)
+
+    def fields(self, combination: Sequence[tuple[str, str]]) -> dict[str, str]:
+        """Of the printed cells of a run."""
+        found: dict[str, str] = {}
+        for key, value in combination:
+            found |= self.axes[key][value]
+        return found
+
+    def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
+        """With the values that the command line gives for axes: those of its own among them, None where there are none
+        or it has no such axis."""
+        axes = dict(self.axes)
+        if given.keys() - axes.keys():
+            return None
+        for key in axes.keys() & given.keys():
+            axes[key] = {value: axes[key][value] for value in given[key] if value in axes[key]}
+            if not axes[key]:
+                return None
+        return Block(axes, self.fixed, self.measures)
+
+    def arguments(self) -> list[str]:
+        """As overrides of one `--multirun`."""
+        # Groups first: the value of a key of an algorithm belongs to that algorithm.
+        grids = [f"{key}={','.join(values)}" for key, values in self.axes.items()]
+        groups = [text for text in [*grids, *self.fixed] if "." not in text.split("=")[0]]
+        return groups + [text for text in [*grids, *self.fixed] if text not in groups]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    name: str
+    title: str
+    paper: str  # as in tables.csv
+    table: str
+    blocks: tuple[Block, ...]
+    rule: Rule = field(default_factory=Rule)
+
+    @property
+    def common(self) -> list[str]:
+        """Overrides of all its jobs that give the rule its view; a run without them is still one of the sweep."""
+        return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
+
+
+def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
+    """Raises ConfigError where there is none of this name, or its file is not one."""
+    if is_path(name):
+        raise ConfigError(f"sweep={name}: is a path; must be the name of a sweep")
+    paths = [path for folder in folders if (path := folder / "sweep" / f"{name}.yaml").exists()]
+    if not paths:
+        options = list_options("sweep", list(folders))
+        raise ConfigError(f"sweep={name}: no such sweep{nearest(name, options)}; sweeps: {', '.join(options)}")
+    try:
+        text = paths[0].read_text(encoding="utf-8")
+        spec = yaml.safe_load(text)
+        blocks = tuple(read_block(block) for block in spec["blocks"])
+        title, rule = text.splitlines()[0].lstrip("# "), read_rule(spec.get("report", {}))
+        return Sweep(name, title, str(spec["paper"]), str(spec["table"]), blocks, rule)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
+
+
+def read_block(node: Mapping[str, Any]) -> Block:
+    axes = {
+        str(key): {plain(value): {k: str(v) for k, v in fields.items()} for value, fields in values.items()}
+        for key, values in node.items()
+        if key not in ("with", "measures")
+    }
+    return Block(axes, tuple(node.get("with", ())), tuple(node["measures"]))
+
+
+def plain(value: Any) -> str:
+    """A yaml scalar as it is typed on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each `--multirun` that the sweep consists of.
+
+    overrides: of the command line. For a key that is an axis, they restrict it to those of its values that are given;
+    values that the paper does not have run on the other axes of the first block. Any other key is set in all runs.
+    """
+    keys = {key for block in sweep.blocks for key in block.axes}
+    given = {key: value.split(",") for key, _, value in (o.partition("=") for o in overrides) if key in keys}
+    others = [o for o in overrides if o.partition("=")[0] not in given]
+    others += [o for o in sweep.common if not any(each.startswith(o.partition("[")[0]) for each in overrides)]
+    lists = [[*block.arguments(), *others] for old in sweep.blocks if (block := old.restricted(given))]
+    for key, values in given.items():
+        new = [v for v in values if not any(v in block.axes.get(key, ()) for block in sweep.blocks)]
+        first = next(block for block in sweep.blocks if key in block.axes)
+        others_given = {k: v for k, v in given.items() if k != key}
+        rest = Block({k: v for k, v in first.axes.items() if k != key}, (), ()).restricted(others_given)
+        if new and rest:
+            lists.append([*rest.arguments(), f"{key}={','.join(new)}", *others])
+    if not lists:
+        raise ConfigError(f"sweep={sweep.name}: no run has all of {', '.join(f'{k}={v}' for k, v in given.items())}")
+    return lists
+
+
+def cell_of(sweep: Sweep, overrides: Sequence[str]) -> tuple[Block, dict[str, str]] | None:
+    """(block, fields of the printed cells) of a run by the overrides it was started with; None: not a run of it."""
+    given = set(overrides)
+    for block in sweep.blocks:
+        if not given.issuperset(block.fixed):
+            continue
+        values = [[value for value in axis if f"{key}={value}" in given] for key, axis in block.axes.items()]
+        if all(len(found) == 1 for found in values):
+            combination = [(key, found[0]) for key, found in zip(block.axes, values, strict=True)]
+            if len(combination) + len(block.fixed) >= most_specific(sweep, given):
+                return block, block.fields(combination)
+    return None
+
+
+def most_specific(sweep: Sweep, given: set[str]) -> int:
+    """How many overrides the most specific matching block accounts for."""
+    sizes = [0]
+    for block in sweep.blocks:
+        matches = all(any(f"{key}={value}" in given for value in axis) for key, axis in block.axes.items())
+        if matches and given.issuperset(block.fixed):
+            sizes.append(len(block.axes) + len(block.fixed))
+    return max(sizes)
+
+
+def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
+    """Overrides that change the protocol of the printed table, so that the run is no reproduction of it."""
+    keys = {key for block in sweep.blocks for key in block.axes}
+    fixed = {text for block in sweep.blocks for text in block.fixed}
+    harmless = ("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "checkpoint_interval", "profile",
+                "forgetting_metric", "targets", "target_fractions", "hydra", "dataset.url", "test_views")  # fmt: skip
+    return [
+        text
+        for text in overrides
+        if (key := text.partition("=")[0].lstrip("+~")) not in keys
+        and text not in fixed
+        and not key.startswith(harmless)
+    ]
+
+
+def expand(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """Every job of a multirun, as Hydra's basic sweeper makes them."""
+    choices = []
+    for override in OverridesParser.create().parse_overrides(overrides=list(overrides)):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            choices.append([override.input_line or f"{key}={override.get_value_element_as_str()}"])
+    for job in itertools.product(*choices):
+        yield list(job)

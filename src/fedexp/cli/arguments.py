@@ -1,0 +1,123 @@
+"""The command line before Hydra reads it: flags, overrides, `sweep=`, `preview=`, `resume=`, directories."""
+
+import re
+from collections import deque
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from fedexp.config.options import conf_directory
+from fedexp.config.overrides import key_of, read_overrides
+from fedexp.core.errors import ConfigError, nearest
+
+
+def config_directories(arguments: list[str]) -> list[Path]:
+    """The user's own groups (`--config-dir`)."""
+    found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
+    found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
+    return [Path(directory) for directory in found]
+
+
+class Asked(NamedTuple):
+    flags: list[str]
+    launches: list[list[str]]  # the overrides of each run of Hydra
+    sweep: str | None  # of conf/sweep
+    preview: bool  # nothing is to be run
+
+
+def sort_out(arguments: list[str]) -> Asked:
+    """Takes out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
+    from fedexp.analysis.sweep import launches, load_sweep
+    from fedexp.config.options import ONE_OPTION, PRESETS, list_groups
+    from fedexp.config.overrides import check_names
+
+    flags, overrides = split_flags(arguments)
+    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in ("sweep", "preview")}
+    own = [o for o in overrides if not o.startswith(("sweep=", "preview="))]
+    if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
+        raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
+    folders = [*config_directories(arguments), conf_directory()]
+    check_names(own, [*list_groups(folders), *PRESETS])
+    if lists := [o for o in own if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)]:
+        raise ConfigError(f"{lists[0]}: {ONE_OPTION}; groups: {', '.join(list_groups(folders))}")
+    multirun = "--multirun" in flags or "-m" in flags
+    for key, values in asked.items():
+        if values and not multirun:
+            raise ConfigError(f"{key}={values[-1]}: goes with --multirun")
+    preview = asked["preview"][-1:]
+    if preview not in ([], ["true"], ["false"]):
+        raise ConfigError(f"preview={preview[0]}: must be true or false")
+    if not asked["sweep"]:
+        return Asked(flags, [own], None, preview == ["true"])
+    name = asked["sweep"][-1]
+    if not any(o.startswith("hydra.sweep.dir=") for o in own):
+        own.append(f"hydra.sweep.dir=multirun/{name}")
+    return Asked(flags, launches(load_sweep(name, folders), own), name, preview == ["true"])
+
+
+def expand_resume(arguments: list[str]) -> list[str]:
+    """`resume=DIR` means: the overrides that DIR was started with, in DIR."""
+    from fedexp.config.options import PRESETS, list_groups
+    from fedexp.rundir.links import require_run_directory
+
+    given = [a.split("=", 1)[1] for a in arguments if a.startswith("resume=")]
+    if not given or given[-1] in ("null", ""):
+        return arguments
+    if "--multirun" in arguments or "-m" in arguments:
+        raise ConfigError("resume: goes with a single run, not with --multirun")
+    try:
+        directory = Path(given[-1].strip("'\"")).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, an unknown user after ~
+        raise ConfigError(f"resume={given[-1]}: not a run directory ({error})") from error
+    require_run_directory(directory, given[-1])
+    folders = [*config_directories(arguments), conf_directory()]
+    before = read_overrides(directory / ".hydra" / "overrides.yaml", [*list_groups(folders), *PRESETS])
+    flags, now = split_flags(arguments)
+    later = [a for a in now if not a.startswith("resume=")]
+    # A later override of the same key replaces the stored one, so that check_resume can compare the two.
+    kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
+    path = literal(str(directory))
+    return [*flags, *kept, *later, f"resume={path}", f"hydra.run.dir={path}"]
+
+
+def literal(text: str) -> str:
+    """A value that Hydra and OmegaConf read as this text, whatever quotes, backslashes or `${` are in it."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    if "${" in text:  # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
+        text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
+        text = re.sub(r"\\+$", lambda found: found[0] * 2, text)
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+# Hydra's flags that are followed by a value.
+WITH_VALUE = {
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+}
+
+INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what --info can show
+FLAGS = WITH_VALUE | {
+    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m", "--info", "-i"),
+    *("--shell-completion", "-sc"),
+}
+
+
+def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(flags with their values, overrides), which users write in any order. Raises ConfigError for an unknown flag."""
+    flags, overrides, rest = [], [], deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        if not argument.startswith("-"):
+            overrides.append(argument)
+        elif argument in ("--info", "-i"):  # Hydra's parser would take any next override for its value
+            flags.append(f"--info={rest.popleft() if rest and rest[0] in INFORMATION else 'all'}")
+        else:
+            flags.append(argument)
+            if argument in WITH_VALUE and rest:
+                flags.append(rest.popleft())
+    for flag in (flag.split("=")[0] for flag in flags if flag.startswith("-")):
+        if flag == "--experimental-rerun":
+            raise ConfigError(f"{flag}: is refused, since it runs what a pickle holds; resume=DIR continues a run")
+        if not any(flag == known or (flag.startswith("--") and known.startswith(flag)) for known in FLAGS):
+            raise ConfigError(f"{flag}: no such flag{nearest(flag, FLAGS)}; `fedexp --hydra-help` lists them")
+    return flags, overrides

@@ -1,0 +1,196 @@
+"""Completion for bash, zsh and fish, behind Hydra's flag: `fedexp --shell-completion install=bash|zsh|fish`.
+
+Hydra's own answers compose the configuration; these read the few yaml files that decide what can come next, which takes
+a fraction of the time, and know what fedexp adds: settings and sweeps by name, paths (`resume=`), lists of values.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedexp.cli.arguments import config_directories
+from fedexp.cli.help import defaults
+from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
+from fedexp.core.errors import ConfigError, require_choice
+
+SCRIPTS = {
+    "bash": r"""
+_fedexp() {
+  local line=${COMP_LINE:0:COMP_POINT} IFS=$'\n' word begun
+  COMPREPLY=($(COMP_LINE=$line "${COMP_WORDS[0]}" --shell-completion query=bash 2>/dev/null))
+  word=${line##*[[:space:]]}
+  begun=${word%"${word##*["${COMP_WORDBREAKS//[^=:]/}"]}"}  # bash replaces only what follows the last of = and :
+  [[ $COMP_WORDBREAKS == *[=:]* ]] && COMPREPLY=("${COMPREPLY[@]#"$begun"}")
+}
+complete -o nospace -F _fedexp fedexp""",
+    "zsh": r"""
+_fedexp() {
+  local -a found
+  found=("${(@f)$(COMP_LINE="${(j: :)words[1,CURRENT-1]} $PREFIX" $words[1] --shell-completion query=zsh 2>/dev/null)}")
+  compadd -S '' -- ${(M)found:#*[=./]}
+  compadd -- ${found:#*[=./]}
+}
+compdef _fedexp fedexp""",
+    "fish": r"""
+function __fedexp_complete
+  set -lx COMP_LINE (commandline -cp)
+  command fedexp --shell-completion query=fish 2>/dev/null
+end
+complete -c fedexp -f -a '(__fedexp_complete)'""",
+}
+REMOVALS = {
+    "bash": "complete -r fedexp; unset -f _fedexp",
+    "zsh": "compdef -d fedexp; unfunction _fedexp",
+    "fish": "complete -c fedexp -e; functions -e __fedexp_complete",
+}
+FLAGS: dict[str, tuple[str, ...] | None] = {  # flag -> values; (): it takes none, None: a path
+    **dict.fromkeys(("--help", "--hydra-help", "--info", "--multirun", "--resolve", "--version"), ()),
+    "--cfg": ("job", "hydra", "all"),
+    "--config-dir": None,
+    "--shell-completion": tuple(f"install={shell}" for shell in SCRIPTS),
+}
+OWN = ("hydra.run.dir", "hydra.sweep.dir", "hydra/launcher")  # of Hydra, what fedexp's users need
+PATHS = ("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root", "hydra.run.dir", "hydra.sweep.dir")
+ONLY_SWEEP = ("sweep", "preview")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def answer_shell(arguments: list[str], folders: list[Path]) -> str:
+    """What `--shell-completion TASK=SHELL` prints; folders: of config groups, the user's own and conf/ last."""
+    tasks = [argument.partition("=") for argument in arguments if not argument.startswith("-") and "=" in argument]
+    task, _, shell = next((parts for parts in tasks if parts[0] in ("install", "uninstall", "query")), ("", "", ""))
+    if not task:
+        raise ConfigError(f"--shell-completion: goes with install=, uninstall= or query= one of {', '.join(SCRIPTS)}")
+    require_choice(task, shell, SCRIPTS)
+    if task != "query":
+        return (SCRIPTS if task == "install" else REMOVALS)[shell].strip()
+    words = os.environ.get("COMP_LINE", "").split()[1:]
+    if os.environ.get("COMP_LINE", "").endswith(" "):
+        words.append("")
+    found = sorted(set(candidates(words or [""], folders)))
+    whole = "" if shell != "bash" or is_multirun(words) else " "  # bash is told not to end words by itself
+    return "\n".join(text if text.endswith(("=", ".", "/")) else text + whole for text in found)
+
+
+def candidates(words: list[str], folders: list[Path]) -> Iterator[str]:
+    """What the last word can become, up to the next `.`, `=` or `/`; words: of the command line after its name."""
+    *before, word = words
+    after = FLAGS.get(before[-1], ()) if before else ()
+    if after is None:
+        yield from paths(word)
+    elif after:
+        yield from (text for text in after if text.startswith(word))
+    elif word.startswith("-"):
+        yield from (flag for flag in FLAGS if flag.startswith(word))
+    else:
+        sign = word[: len(word) - len(word.lstrip("+~"))]
+        found = overrides(before, word.removeprefix(sign), [*config_directories(before), *folders])
+        yield from (sign + text for text in found)
+
+
+def is_multirun(words: Iterable[str]) -> bool:
+    return not {"-m", "--multirun"}.isdisjoint(words)
+
+
+def overrides(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
+    """`group=option` and `key=value`."""
+    multirun = is_multirun(before)
+    groups = [*list_groups(folders), "experiment", *(ONLY_SWEEP if multirun else ())]
+    key, equals, value = word.partition("=")
+    if not equals:
+        keys = [*settable(before, folders), *groups, *OWN]
+        yield from (begun for name in keys if (begun := step(name, word)))
+        return
+    done = value[: value.rfind(",") + 1] if multirun else ""  # values of a list that are complete
+    begin, last = f"{key}={done}", value.removeprefix(done)
+    if key in groups and key != "preview":
+        yield from (begin + option for option in list_options(key, folders) if option.startswith(last))
+    elif key in PATHS or last.startswith(("/", "./", "../", "~")):
+        yield from (begin + path for path in paths(last))
+    elif key == "hydra/launcher":
+        yield from (
+            begin + launcher for launcher in ("basic", "joblib", "submitit_slurm", "ray") if launcher.startswith(last)
+        )
+    else:
+        present: Any = settable(before, folders).get(key, False if key == "preview" else None)
+        values = ("true", "false") if isinstance(present, bool) else () if present is None else (as_typed(present),)
+        yield from (begin + text for text in values if text.startswith(last))
+
+
+def step(name: str, word: str) -> str | None:
+    """A key from `word` on to its next `.`, or with `=`; None where it begins otherwise."""
+    if not name.startswith(word):
+        return None
+    dot = name.find(".", len(word))
+    return f"{name}=" if dot < 0 else name[: dot + 1]
+
+
+def settable(before: list[str], folders: list[Path]) -> dict[str, Any]:
+    """Keys that exist beside the options that are chosen in `before`, with their values as yaml has them."""
+    given = {key.lstrip("+~"): value for key, equals, value in (text.partition("=") for text in before) if equals}
+    chosen = defaults(folders[-1]) | {group: option for group, option in given.items() if "." not in group}
+    preset, _ = load(folders, "experiment", given.get("experiment", ""))
+    for entry in preset.get("defaults", ()):
+        for name, option in entry.items() if isinstance(entry, dict) else ():
+            group = name.removeprefix("override /")
+            chosen[group] = given.get(group, str(option))
+    main = read(folders[-1] / "config.yaml")
+    keys = dict(leaves({key: value for key, value in main.items() if key not in ("defaults", "hydra")}))
+    for group in list_groups(folders):
+        option, whole = load(folders, group, str(chosen.get(group, "")).split(",")[0])
+        keys |= leaves(option, "" if whole else f"{group}.")
+    return keys | dict(leaves(preset))
+
+
+def load(folders: list[Path], group: str, name: str) -> tuple[dict[str, Any], bool]:
+    """(an option with those that it builds on, whether its keys are at the top); empty where there is none."""
+    path = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
+    if path is None:
+        return {}, False
+    option = read(path)
+    for base in option.get("defaults", ()):
+        if isinstance(base, str) and base not in ("_self_", name):
+            option = load(folders, group, base)[0] | option
+    return option, GLOBAL_OPTION.search(path.read_text(encoding="utf-8")) is not None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A mapping; empty where the file is none: completion is no place for complaints."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that a user may set."""
+    for key, value in node.items():
+        if key in ("_target_", "defaults"):
+            continue
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def as_typed(value: Any) -> str:
+    """Without what the shell would interpret: only plain values are worth offering."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"[{text}]" if isinstance(value, list) else "" if "$" in text else text
+
+
+def paths(begin: str) -> Iterator[str]:
+    """Files and, with a slash, directories; hidden ones where a dot is typed."""
+    folder, _, name = begin.rpartition("/")
+    place = Path(f"{folder}/" if "/" in begin else ".").expanduser()
+    try:
+        entries = list(os.scandir(place))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
+            yield f"{begin[: len(begin) - len(name)]}{entry.name}{'/' if entry.is_dir() else ''}"

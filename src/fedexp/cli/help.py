@@ -1,0 +1,98 @@
+"""The text of `fedexp --help`: made from conf/ itself, so that it is never out of date; imports nothing heavy."""
+
+import textwrap
+from pathlib import Path
+
+from fedexp.config.options import list_groups, list_options
+
+HEADER = """\
+fedexp: federated-learning experiments that measure forgetting.
+
+  fedexp [group=option ...] [key=value ...]          one run
+  fedexp --multirun group=a,b key=1,2,3              a sweep over all combinations, below multirun/
+  fedexp resume=<run directory>                      go on with an interrupted run
+"""
+
+KNOBS = """\
+Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg job` shows what a run would use)
+  alpha=0.1 min_size=10           with partition=lda        shards_per_client=2     with partition=sharding
+  rounds=200                      communication rounds      num_clients=100         clients in total
+  participation=0.1               fraction sampled a round  weighting=examples      or uniform
+  local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
+  local.optimizer=sgd             or adam
+  local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
+  public.fraction=0.025           examples for the server   public.balanced=false   at random
+  surrogate.dataset=caltech256    unlabelled examples, or   surrogate.fraction=0.2  a part of the training data
+  scenario.rounds_per_task=20     in a stream of tasks (scenario=class_incremental or domain_incremental)
+  targets=[0.5,0.6]               for rounds-to-target      checkpoint_interval=1   save every n-th round
+  seed=0                          or one for each of        seeds.partition  seeds.sampling  seeds.training
+  algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1         parameters by the papers' symbols
+  hardware.precision=fp32         fp32, tf32, bf16, fp64    hardware.engine=auto    sequential, workers, vectorised
+  hardware.workers=2              processes                 hardware.threads=1      CPU threads of each
+  figures=false                   no pictures at the end    profile=true            trace of one round
+  eval_interval=1                 evaluate every n rounds   test_views=[plain,augmented]   see README
+  data_dir=data                   or the variable FEDEXP_DATA; where data sets lie or are downloaded to
+  hydra.run.dir=<directory>       where a run is written (default: outputs/<date>/<time>_...)
+"""
+
+EXAMPLES = """\
+Examples
+  fedexp                                                        digits, 20 clients, lda, FedAvg: under a minute
+  fedexp algorithm=fedntd partition=lda alpha=0.1               the same with not-true distillation
+  fedexp dataset=cifar10 partition=sharding shards_per_client=2 algorithm=fedntd    FedNTD's protocol, Table 1
+  fedexp dataset=mnist forgetting_metric=all tracker=none       every notion of forgetting, no W&B
+  fedexp --multirun algorithm=fedavg,fedntd seed=0,1,2          six runs, each complete in its own directory
+
+More: --cfg job (the composed configuration), --config-dir DIR (your own groups), --hydra-help (Hydra's own flags)."""
+
+
+def help_text(conf: Path, extra: list[Path]) -> str:
+    """The whole help; extra: directories given by --config-dir."""
+    return "\n".join([HEADER, groups_text(conf, extra), KNOBS, EXAMPLES])
+
+
+def groups_text(conf: Path, extra: list[Path]) -> str:
+    """Every group with its options and their one-line descriptions; the default is starred."""
+    chosen = defaults(conf)
+    lines = ["Groups (* = default)"]
+    for group in list_groups([conf, *extra]):
+        lines.append(f"  {group}")
+        for option in list_options(group, [conf, *extra]):
+            star = "*" if chosen.get(group) == option else " "
+            path = next(d / group / f"{option}.yaml" for d in [*extra, conf] if (d / group / f"{option}.yaml").exists())
+            lines.append(f"   {star}{option:<20} {description(path)}")
+    return "\n".join(lines) + "\n\n" + presets_text(conf, extra)
+
+
+def presets_text(conf: Path, extra: list[Path]) -> str:
+    """The papers' settings and tables, by name."""
+    experiments = list_options("experiment", [conf, *extra])
+    lines = ["Settings of the papers: experiment=<name>"]
+    for paper in dict.fromkeys(name.partition("/")[0] for name in experiments):
+        names = [name for name in experiments if name.startswith(f"{paper}/")]
+        lines += textwrap.wrap(" ".join(names), 118, initial_indent="    ", subsequent_indent="    ")
+    lines.append("Their tables and figures: fedexp --multirun sweep=<name>, and preview=true to see what it would run")
+    sweeps = " ".join(list_options("sweep", [conf, *extra]))
+    lines += textwrap.wrap(sweeps, 118, initial_indent="    ", subsequent_indent="    ")
+    lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; the default, basic, runs one after the other")
+    for name in list_options("launcher", [conf]):
+        lines.append(f"    {name:<20} {description(conf / 'launcher' / f'{name}.yaml')}")
+    return "\n".join(lines) + "\n"
+
+
+def defaults(conf: Path) -> dict[str, str]:
+    """group -> option in the defaults list, read without a yaml parser to stay quick."""
+    chosen = {}
+    for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
+        if line.startswith("  - ") and ":" in line and "override" not in line:
+            group, option = line[4:].split(":", 1)
+            chosen[group.strip()] = option.strip()
+    return chosen
+
+
+def description(path: Path) -> str:
+    """The first comment line of an option that is not Hydra's package line."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and "@package" not in line:
+            return line.lstrip("# ").strip()
+    return ""

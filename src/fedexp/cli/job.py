@@ -1,0 +1,176 @@
+"""One job as Hydra hands it over: where it runs, its exit code, and what is left of it when it fails."""
+
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.core import console, interrupts
+from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError, StorageError, say
+from fedexp.core.storage import shorten
+
+if TYPE_CHECKING:
+    from fedexp.training.job import Job
+
+
+def run_job(config: Any) -> int:
+    """One job of a run or sweep; the exit code that it stands for."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    console.install()
+    log_to_console()
+    from fedexp.cli.launchers import place_of
+    from fedexp.rundir.checkpoint import kept
+    from fedexp.rundir.lock import Occupied
+    from fedexp.training.job import Job, execute
+    from fedexp.training.place import Place
+
+    hydra_config = HydraConfig.get()
+    # As they are: a path may hold what would be an interpolation.
+    runtime: Any = OmegaConf.to_container(hydra_config.runtime, resolve=False)
+    go_to(Path(runtime["cwd"]))
+    directory, in_sweep = Path(runtime["output_dir"]), hydra_config.mode == RunMode.MULTIRUN
+    new, notes = not holds_a_run(directory), Path(hydra_config.sweep.dir) if in_sweep else None
+    job = Job(
+        config=config,
+        directory=directory,
+        # Not resolved: an override may itself be an interpolation.
+        overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
+        choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
+        sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
+        place=place_of(hydra_config.launcher) if in_sweep else Place(),
+    )
+    try:
+        interrupts.release()
+        execute(job)
+        return 0
+    except Occupied as error:
+        return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
+    except ConfigError as error:
+        if in_sweep:
+            record_failure(job, str(error), BAD_INPUT, notes, new)
+        else:
+            remove_hydras(directory, hydra_config)
+            remove_if_empty(directory, Path(runtime["cwd"]))
+        return say(str(error))
+    except KeyboardInterrupt:
+        if kept(directory) is not None:
+            print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
+        else:
+            print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
+        raise
+    except StorageError as error:
+        after = kept(directory)
+        again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
+        state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
+        record_failure(job, str(error), FAILED, notes)
+        return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
+    except Exception as error:
+        where = record_failure(job, traceback.format_exc(), FAILED, notes)
+        print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
+        return FAILED
+
+
+def go_to(directory: Path) -> None:
+    """The directory that the command was given in, where relative paths begin; Ray starts jobs in another one."""
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        host = platform.node()
+        raise RuntimeError(f"{directory}: is not there on {host}; jobs need the file system of the launcher") from error
+
+
+def log_to_console() -> None:
+    """Console logging; looks up sys.stderr at every line, since the live display redirects it."""
+    import logging
+
+    logger = logging.getLogger("fedexp")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    if not logger.handlers:
+        handler = logging._StderrHandler(logging.INFO)  # type: ignore[attr-defined]
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+
+
+def remove_hydras(directory: Path, hydra_config: Any) -> None:
+    """The empty log that Hydra itself makes before a job begins, where it is asked to (hydra/job_logging)."""
+    path = directory / f"{hydra_config.job.name}.log"
+    if path.is_file() and not path.stat().st_size:
+        path.unlink()
+
+
+def remove_if_empty(directory: Path, here: Path) -> None:
+    """Takes back the directories that Hydra made for a run that never began; of parents only those below `here`."""
+    for candidate in (directory, *directory.parents):
+        if candidate != directory and here not in candidate.parents:
+            return
+        try:
+            candidate.rmdir()
+        except OSError:
+            return
+
+
+def holds_a_run(directory: Path) -> bool:
+    """Whether somebody's run is there, of which a job that is refused must change nothing."""
+    from fedexp.rundir import files
+
+    return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(directory)
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether there is a summary that is not the record of a failure."""
+    from fedexp.rundir import files
+
+    try:
+        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True  # whatever it is, it is not ours
+    return not isinstance(summary, dict) or summary.get("status") != "failed"
+
+
+def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
+    """Tells the process that launched the sweep what can or must not be written into the job's directory."""
+    from fedexp.cli.callbacks import NOTES
+    from fedexp.core import storage
+
+    if sweep is None or not sweep.is_dir():
+        return
+    text = f"{job.directory}: {report.strip().splitlines()[-1]}"
+    with suppress(OSError):
+        (sweep / NOTES).mkdir(exist_ok=True)
+        storage.write_json(sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json", {"error": text, "exit_code": code})
+
+
+def record_failure(job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True) -> str:
+    """error.txt and a summary that says `failed`, in the job's own directory; returns where the report is.
+
+    sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False for a job that was
+    refused where another run is. What is finished is never written over.
+    """
+    from fedexp.core import storage
+    from fedexp.rundir import files
+
+    if not ours or not job.directory.is_dir() or is_finished(job.directory):
+        write_note(job, report, code, sweep)
+    if job.directory.is_dir() and (not ours or is_finished(job.directory)):
+        return f"{job.directory} is left as it is; the report:\n{report}"
+    summary: dict[str, Any] = {"status": "failed", "error": report.strip().splitlines()[-1], "exit_code": code}
+    summary |= {group: job.choices[group] for group in ("algorithm", "dataset") if group in job.choices}
+    if not job.directory.is_dir():
+        return f"{job.directory} is not there any more; the report:\n{report}"
+    try:
+        storage.write_json(job.directory / files.SUMMARY, summary)
+        storage.write_atomically(job.directory / files.ERROR, report.encode())
+    except OSError as error:
+        return f"{job.directory} cannot be written ({error.strerror}); the report:\n{report}"
+    return f"The traceback is in {shorten(job.directory / files.ERROR)}"

@@ -1,0 +1,131 @@
+"""Where the jobs of a sweep run: Hydra's launchers, `hydra/launcher=<name>`, with the defaults of conf/launcher/."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from fedexp.config.options import list_options
+from fedexp.core.errors import ConfigError
+from fedexp.training.gpus import count_gpus
+from fedexp.training.place import Place
+
+# Launcher -> the extra of fedexp that brings it, and the library behind it, after which its plugin is named.
+EXTRAS = {
+    "joblib": ("joblib", "joblib"),
+    "submitit_local": ("slurm", "submitit"),
+    "submitit_slurm": ("slurm", "submitit"),
+    "ray": ("ray", "ray"),
+}
+
+
+def register(conf: Path) -> None:
+    """Gives Hydra's launchers the defaults of conf/launcher/<name>.yaml.
+
+    They lie there and not in conf/hydra/launcher/, since Hydra would take what the plugin registers under the same name
+    for their schema, which it deprecates. What is registered here travels with Hydra to the processes of the jobs.
+    """
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.config_source import ConfigLoadError
+
+    Plugins.instance()  # has the plugins register theirs
+    store = ConfigStore.instance()
+    for name in list_options("launcher", [conf]):
+        ours = OmegaConf.load(conf / "launcher" / f"{name}.yaml")
+        with suppress(ConfigLoadError):  # not installed: enough to compose and to preview, see `check_installed`
+            ours = OmegaConf.merge(store.load(f"hydra/launcher/{name}.yaml").node, ours)
+        store.store(group="hydra/launcher", name=name, node=ours, provider="fedexp")
+    OmegaConf.register_new_resolver("fedexp.gpus", count_gpus, replace=True)
+
+
+def check_installed(overrides: Sequence[str]) -> None:
+    """Raises ConfigError where the launcher that is asked for has not been installed."""
+    names = [value for key, _, value in (o.partition("=") for o in overrides) if key == "hydra/launcher"]
+    if not names or names[-1] not in EXTRAS:
+        return
+    extra, library = EXTRAS[names[-1]]
+    if not importable(library) or not importable(f"hydra_plugins.hydra_{library}_launcher"):
+        raise ConfigError(f"hydra/launcher={names[-1]}: is not installed; pip install 'fedexp[{extra}]' brings it")
+
+
+def importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would lie in
+        return False
+
+
+def settle(config: DictConfig) -> int:
+    """Decides, in the process that launches, what the jobs cannot know; the number of jobs.
+
+    Each job composes its configuration anew, from Hydra's overrides. To these are added: the directory of the sweep,
+    since a job may start in another working directory (Ray), and how many jobs joblib runs at a time.
+    """
+    from fedexp.analysis.sweep import expand
+
+    jobs = sum(1 for _ in expand(config.hydra.overrides.task))
+    added: dict[str, str | int] = {
+        "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
+        "hydra.output_subdir": "null",
+    }
+    if config.hydra.launcher.get("n_jobs") == -1:
+        added["hydra.launcher.n_jobs"] = min(jobs_at_once(config.hardware), jobs)
+    with read_write(config), open_dict(config):
+        for key, value in added.items():
+            OmegaConf.update(config, key, None if value == "null" else value)
+            config.hydra.overrides.hydra.append(f"{key}={value if value == 'null' else quoted(value)}")
+    return jobs
+
+
+def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
+    """What is said when a sweep begins."""
+    from fedexp.trackers.base import display_path
+
+    if launcher == "joblib":
+        return f"hydra/launcher={launcher}: {jobs} jobs, {options['n_jobs']} at a time"
+    if launcher.startswith("submitit"):
+        return f"hydra/launcher={launcher}: {jobs} jobs; what they print is in {display_path(directory / '.submitit')}"
+    return f"hydra/launcher={launcher}: {jobs} jobs"
+
+
+def quoted(value: str | int) -> str:
+    """As Hydra's overrides have it."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return str(value) if isinstance(value, int) else QuotedString(value, Quote.single).with_quotes()
+
+
+def jobs_at_once(hardware: Mapping[str, Any]) -> int:
+    """How many jobs this machine takes at a time. Values that are wrong count as defaults: the jobs will say so."""
+    from fedexp.engine.hardware import cores
+
+    device, per_gpu = str(hardware["device"]), hardware.get("jobs_per_gpu")
+    gpus = 0 if device == "cpu" else count_gpus()
+    if not gpus:
+        return cores()
+    usable = 1 if device.startswith("cuda:") or hardware["engine"] == "workers" else gpus
+    return usable * (per_gpu if isinstance(per_gpu, int) and per_gpu >= 1 else 1)
+
+
+def place_of(launcher: Mapping[str, Any]) -> Place:
+    """launcher: the node `hydra.launcher` of a job of a sweep."""
+    match str(launcher["_target_"]).rpartition(".")[2]:
+        case "BasicLauncher":
+            return Place(finds_gpu=True)
+        case "JoblibLauncher":
+            from fedexp.engine.hardware import cores
+
+            at_once = launcher["n_jobs"] if launcher["n_jobs"] > 0 else cores()
+            return Place(max(cores() // at_once, 1), finds_gpu=True, alone=at_once == 1)
+        case "LocalLauncher":
+            return Place(launcher["cpus_per_task"], finds_gpu=True)
+        case "SlurmLauncher":
+            return Place(launcher["cpus_per_task"])
+        case "RayLauncher":
+            return Place(max(int(launcher["ray"]["remote"].get("num_cpus") or 1), 1), alone=False)
+        case _:  # a plugin that we do not know
+            return Place(alone=False)

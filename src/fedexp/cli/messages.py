@@ -1,0 +1,60 @@
+"""Hydra's and OmegaConf's errors in the words of a fedexp user: what, where, allowed, nearest valid name."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from fedexp.config.options import ONE_OPTION, known_keys, list_groups, list_options
+from fedexp.core.errors import nearest
+
+INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
+
+
+def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
+    """One message for an error that was raised while composing the configuration."""
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError | RecursionError | yaml.YAMLError):
+        for path in sorted(path for folder in extra for path in folder.rglob("*.yaml")):
+            try:
+                yaml.safe_load(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
+                return f"{path}: is not a yaml file ({' '.join(str(problem).split())})"
+    if found := re.search(r"Could not find 'hydra/launcher/([^']+)'", text):
+        name, options = found[1], ["basic", *list_options("launcher", [conf])]
+        return f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers: {', '.join(options)}"
+    if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
+        group, option = found.groups()
+        options = list_options(group, [conf, *extra])
+        return f"{group}={option}: no such option{nearest(option, options)}; options: {', '.join(options)}"
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(found.group(1).split("@")[0], conf, extra)
+    if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
+        return unknown_key(found.group(2), conf, extra)
+    if text.startswith("Config group override must be a string"):
+        return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
+    if override := getattr(error, "override", None):
+        return f"{override}: not of the form key=value{in_words(override, text.splitlines()[0])}"
+    cause = error.__cause__ or error.__context__
+    lines = [line.strip() for line in [*text.splitlines(), *str(cause or "").splitlines()] if line.strip()]
+    unique = [line for line in dict.fromkeys(lines) if not line.startswith(("See https", "Set the env", "object_type"))]
+    return "; ".join(INTERPOLATION.sub("", line) for line in unique[:3])
+
+
+def in_words(override: str, problem: str) -> str:
+    """What is wrong with an argument that Hydra's parser cannot read; of its own words those that a user can read."""
+    if "=" not in override:
+        return ""
+    if re.search("LexerNoViableAlt|no viable alternative|mismatched input|Error parsing", problem):
+        return " (a bracket or quote is open, or a character needs quotes, as in 'key=\"a;b\"')"
+    return f" ({problem})"
+
+
+def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
+    """For a key that the composed configuration lacks."""
+    if key == "launcher":
+        return "launcher: is hydra/launcher"
+    known = known_keys(conf, extra)
+    if owners := known.get(key):
+        return f"{key}: only exists with {' or '.join(owners)}"
+    return f"{key}: no such option or key{nearest(key, known)}; `fedexp --help` lists them"

@@ -1,0 +1,81 @@
+"""A sweep as the command line sees it: its preview, its report, and what its failed jobs mean for the exit code."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedexp.config.options import conf_directory
+from fedexp.core.errors import FAILED, say
+from fedexp.core.storage import shorten
+
+
+def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
+    """Lists the jobs of a sweep and runs none."""
+    from fedexp.cli.preview import measurements, plan, show
+
+    jobs = plan(lists, conf_directory(), extra)
+    folders = {job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")}
+    show(jobs, measurements(sorted(folders)))
+    return 0
+
+
+def show_report(directory: Path, name: str | None, figures: bool) -> None:
+    """At the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
+    from fedexp.analysis.aggregate import mark, write_report
+    from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
+
+    if name is not None:
+        mark(directory, name)
+    paths = write_report(directory, figures)
+    if paths:
+        print((directory / "table.md").read_text(encoding="utf-8"))
+        print("\n".join(f"  {shorten(path)}" for path in paths))
+        if is_tracked(config := config_of_sweep(directory)):
+            push_tables(directory, config, {})
+
+
+def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
+    """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began; elsewhere:
+    the jobs ran in other processes, so that what is in no directory of a job is said here."""
+    from fedexp.cli.callbacks import NOTES, failures
+
+    codes = []
+    for path, mark in failures(sweep).items():
+        if mark == before.get(path):
+            continue
+        is_note = path.parent.name == NOTES
+        codes.append(failure_code(path if is_note else path.parent / "summary.json"))
+        if is_note:
+            if elsewhere:
+                say(error_in(path))
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (sweep / NOTES).rmdir()
+    return codes
+
+
+def error_in(note: Path) -> str:
+    try:
+        return str(json.loads(note.read_text(encoding="utf-8"))["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{note}: cannot be read"
+
+
+def failure_code(path: Path) -> int:
+    """As `record_failure` has left it."""
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["exit_code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return FAILED
+
+
+def broken(error: Exception, directory: Path, launcher: str) -> str:
+    """For an error of the launcher itself; those of jobs end in `run_job`."""
+    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    return (
+        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\n"
+        "The launcher cannot work, or the process of a job has ended before the job (killed, out of memory). The same "
+        f"command with hydra.sweep.dir={shorten(directory)} goes on with what is not complete."
+    )

@@ -1,0 +1,198 @@
+"""`fedexp --multirun ... preview=true`: the jobs of a sweep, which are done, and what the others will take."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from fedexp.analysis.sweep import expand
+from fedexp.config.run_names import run_name
+from fedexp.core.views import VIEWS, file_of
+from fedexp.metrics.history import later_partitions
+from fedexp.rundir import files
+from fedexp.rundir.elsewhere import noted
+from fedexp.rundir.lock import is_occupied
+from fedexp.trackers.progress import duration
+
+# What two runs must share for a round of one to take as long as a round of the other; then what may differ.
+WORK = ("dataset", "model", "local", "num_clients", "participation", "scenario._target_", "hardware.device",
+        "hardware.precision")  # fmt: skip
+GROWING = (
+    *(files.ROUNDS, files.CLIENTS, files.TASKS),
+    *(file_of(name, view) for name in (files.CLASSES, files.LOCAL) for view in VIEWS),
+)  # with every round
+OVER = ("completed", "diverged")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job that has been composed but not started."""
+
+    directory: Path
+    config: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> int:
+        """Of one task, where there are several."""
+        own = (self.config.get("scenario") or {}).get("rounds_per_task")  # by default an interpolation of `rounds`
+        return own if isinstance(own, int) else int(self.config.get("rounds", 0))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run that has been made."""
+
+    config: Mapping[str, Any]
+    seconds: float  # of a round, median
+    tasks: int
+    fixed: int  # bytes of its files but those that grow
+    per_round: float  # bytes by which these grow
+    per_client: float  # bytes of a client's kept state
+    memory: int | None  # bytes at the peak, of all its processes; None where the run has not noted it
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job will take."""
+
+    seconds: float
+    disk: float  # bytes
+    memory: int | None  # bytes
+    about: str  # "" where it stems from the same algorithm
+
+
+def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> list[Planned]:
+    """All jobs of these multiruns, each directory once."""
+    search = [f"hydra.searchpath=[{','.join(f'file://{folder.resolve()}' for folder in extra)}]"] if extra else []
+    jobs: dict[Path, Planned] = {}
+    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+        for overrides in lists:
+            for job in expand(overrides):
+                config = compose("config", overrides=[*job, *search], return_hydra_config=True)
+                directory = Path(str(config.hydra.sweep.dir), run_name(config))
+                own = {str(key): value for key, value in config.items() if key != "hydra"}
+                plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
+                jobs.setdefault(directory, Planned(directory, plain))  # type: ignore[arg-type]
+    return list(jobs.values())
+
+
+def status(job: Planned) -> str:
+    """completed, diverged, failed, running, `interrupted at r`, or new. A run of another sweep may stand for it."""
+    if is_occupied(job.directory):
+        return "running"
+    directory = noted(job.directory) or job.directory
+    summary, rounds = directory / files.SUMMARY, directory / files.ROUNDS
+    if summary.exists():
+        return str(json.loads(summary.read_text(encoding="utf-8")).get("status"))
+    if not rounds.exists():
+        return "new"
+    return f"interrupted at {max(len(rounds.read_text(encoding='utf-8').splitlines()) - 2, 0)}"
+
+
+def measurements(folders: Sequence[Path]) -> list[Measured]:
+    """Of all runs below these folders that have finished a round."""
+    found = []
+    for path in sorted(file for folder in folders if folder.is_dir() for file in folder.rglob(files.ROUNDS)):
+        try:
+            config = yaml.safe_load((path.parent / files.CONFIG).read_text(encoding="utf-8"))
+            table = pd.read_csv(path)
+            seconds = table["seconds"][table["round"] >= 1].median()
+        except (OSError, ValueError, KeyError, yaml.YAMLError):
+            continue
+        if seconds == seconds:
+            found.append(measure(path.parent, config, float(seconds), int(table["round"].max())))
+    return found
+
+
+def measure(directory: Path, config: Mapping[str, Any], seconds: float, rounds: int) -> Measured:
+    """A run directory of so many rounds."""
+    sizes = {file.relative_to(directory): file.stat().st_size for file in directory.rglob("*") if file.is_file()}
+    states = [size for file, size in sizes.items() if file.is_relative_to(files.CLIENT_STATES)]
+    growing = sum(size for file, size in sizes.items() if str(file) in GROWING)
+    summary = directory / files.SUMMARY
+    noted = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    return Measured(
+        config=config,
+        seconds=seconds,
+        tasks=1 + len(later_partitions(directory)),
+        fixed=sum(sizes.values()) - growing - sum(states),
+        per_round=growing / rounds,
+        per_client=sum(states) / len(states) if states else 0.0,
+        memory=(noted.get("peak_memory") or {}).get("host"),
+    )
+
+
+def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None, bool]:
+    """(a run with the same work, whether its algorithm is the same too)."""
+    wanted = work_of(job.config)
+    like = [run for run in measured if work_of(run.config) == wanted]
+    same = [run for run in like if target(run.config, "algorithm") == target(job.config, "algorithm")]
+    return next(iter(same or like), None), bool(same)
+
+
+def work_of(config: Mapping[str, Any]) -> list[Any]:
+    """What decides the cost of a round, but the algorithm."""
+    values = OmegaConf.create(dict(config))
+    chosen = [OmegaConf.select(values, key, throw_on_resolution_failure=False) for key in WORK]
+    chosen[0] = OmegaConf.select(values, "dataset.name")
+    return [OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for value in chosen]
+
+
+def target(config: Mapping[str, Any], group: str) -> str:
+    return str((config.get(group) or {}).get("_target_"))
+
+
+def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate | None:
+    """From the closest run; None without one."""
+    run, same = closest(job, measured)
+    if run is None:
+        return None
+    rounds = job.rounds * run.tasks
+    done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
+    disk = run.fixed + run.per_round * rounds + run.per_client * int(job.config.get("num_clients", 0))
+    about = "" if same else " (another algorithm's rounds)"
+    return Estimate(max(rounds - done, 0) * run.seconds, disk, run.memory, about)
+
+
+def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> None:
+    """Prints a line a job, what is left in all, and as the last line `N jobs: D done, ...`."""
+    counts: Counter[str] = Counter()
+    found: list[Estimate] = []
+    unknown = 0
+    for job in jobs:
+        state = status(job)
+        counts["done" if state in OVER else state.split()[0]] += 1
+        text = ""
+        if state not in OVER:
+            if each := estimate(job, state, measured):
+                found.append(each)
+                sizes = f"disk {gigabytes(each.disk)}, memory {gigabytes(each.memory)}"
+                text = f"{duration(each.seconds):<9} {sizes}{each.about}"
+            else:
+                text, unknown = "?", unknown + 1
+        print(f"{job.directory.name:<70} {state:<18} {text}".rstrip())
+    if unknown:
+        print(f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an estimate")
+    more = " and what is marked ?" if unknown else ""
+    seconds, disk = sum(each.seconds for each in found), sum(each.disk for each in found)
+    peak = max((each.memory for each in found if each.memory), default=None)
+    print(
+        f"left: {duration(seconds)} one after the other, {gigabytes(disk)} of disk{more} (from measured rounds, files)"
+    )
+    if found:
+        print(
+            f"memory of one job at a time: {gigabytes(peak)}, " + ("the measured peak" if peak else "not measured yet")
+        )
+    others = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()) if name != "done")
+    print(f"{len(jobs)} jobs: {counts['done']} done" + (f", {others}" if others else ""))
+
+
+def gigabytes(size: float | None) -> str:
+    return "?" if size is None else f"{size / 1e9:.2f} GB"

@@ -1,0 +1,126 @@
+"""`python -m fedexp.wandb_push DIRECTORY ...`: builds W&B runs from the files of finished runs alone.
+
+DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or pushed before keeps its id
+(that of the newest run below DIRECTORY/wandb) and is completed: W&B takes the rounds that it lacks, and the results.
+`--new` makes a new run instead, for example where the old one has been deleted.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedexp.cli.job import log_to_console
+from fedexp.config.options import conf_directory
+from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
+from fedexp.rundir import files
+from fedexp.trackers.base import RunInfo
+from fedexp.trackers.replay import FinishedRun
+from fedexp.trackers.wandb_tracker import MODES, Wandb, WandbTracker
+
+TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
+UPLOAD_SECONDS = 600.0  # a push has nothing else to do than to wait for it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are pushed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedexp.wandb_push", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
+    parser.add_argument("--project", help="instead of that of the run's configuration")
+    parser.add_argument("--entity", help="user or team")
+    parser.add_argument("--mode", choices=[mode for mode in MODES if mode != "disabled"], default="auto")
+    parser.add_argument("--new", action="store_true", help="make a new W&B run also where there is one")
+    options = parser.parse_args(arguments)
+    changes = {"mode": options.mode, "finish_timeout": UPLOAD_SECONDS}
+    changes |= {key: value for key in ("project", "entity") if (value := getattr(options, key)) is not None}
+    log_to_console()
+    codes = []
+    for directory in expand(options.directory):
+        try:
+            codes.append(0 if push(directory, changes, options.new) else FAILED)
+        except (ConfigError, OSError) as error:
+            print(f"wandb_push: {error}", file=sys.stderr)
+            codes.append(BAD_INPUT)
+    return max(codes)
+
+
+def expand(directories: Sequence[Path]) -> list[Path]:
+    """A sweep as its runs and itself."""
+    found: list[Path] = []
+    for directory in directories:
+        if is_sweep(directory):
+            found += sorted(path.parent for path in directory.glob(f"*/{files.CONFIG}"))
+        found.append(directory)
+    return list(dict.fromkeys(found))
+
+
+def is_sweep(directory: Path) -> bool:
+    return (directory / TABLES[0]).exists() and not (directory / files.CONFIG).exists()
+
+
+def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
+    """Whether W&B has taken all of it."""
+    if is_sweep(directory):
+        return push_tables(directory, config_of_sweep(directory), changes, new)
+    run = FinishedRun(directory)
+    tracker = WandbTracker(make_config(run.config, changes))
+    run.replay(tracker, None if new else former_id(directory))
+    return tracker.complete
+
+
+def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str, Any], new: bool = False) -> bool:
+    """The tables of a sweep as a W&B run of their own. config: of one of its runs."""
+    name = directory.absolute().name
+    tables = {Path(file).stem: pd.read_csv(directory / file) for file in TABLES if (directory / file).exists()}
+    info = RunInfo(
+        directory=directory,
+        config={"sweep": name},
+        name=f"{name} table",
+        group=name,
+        job_type="table",
+        tags=(name,),
+        total_rounds=0,
+        first_round=0,
+        classes=(),
+        wandb_id=None if new else former_id(directory),
+    )
+    # What a user calls single runs would be wrong for the table.
+    tracker = WandbTracker(make_config(config, {"name": None, "group": None, "job_type": None, **changes}))
+    tracker.start(info)
+    tracker.finish({}, [], tables)
+    return tracker.complete
+
+
+def config_of_sweep(directory: Path) -> dict[str, Any]:
+    """The configuration of the newest run of a sweep."""
+    paths = sorted(directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime)
+    return yaml.safe_load(paths[-1].read_text(encoding="utf-8")) if paths else {}
+
+
+def is_tracked(config: Mapping[str, Any]) -> bool:
+    """Whether a run with this configuration is logged to W&B."""
+    node = config.get("tracker") or {}
+    return node.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}" and node.get("mode") != "disabled"
+
+
+def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
+    """The tracker of a run's configuration, else the default one, with changes."""
+    values = yaml.safe_load((conf_directory() / "tracker" / "wandb.yaml").read_text(encoding="utf-8"))
+    values |= (config.get("tracker") or {}) if is_tracked(config) else {}
+    values |= changes
+    known = {field.name: values[field.name] for field in fields(Wandb)}
+    return Wandb(**known | {"tags": tuple(known["tags"])})
+
+
+def former_id(directory: Path) -> str | None:
+    """The id of the newest W&B run below a directory: of `run-<time>-<id>` or `offline-run-<time>-<id>`."""
+    times = {path: path.name.removeprefix("offline-").split("-") for path in (directory / "wandb").glob("*run-*-*")}
+    newest = max(times.values(), default=None, key=lambda parts: parts[1])
+    return "-".join(newest[2:]) if newest else None

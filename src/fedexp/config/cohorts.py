@@ -1,0 +1,137 @@
+"""Who takes part in which round, read from a file (config node `cohorts`): to repeat another program's cohorts."""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedexp.core.errors import ConfigError
+from fedexp.rundir import files
+
+Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohorts:
+    """The cohorts of a run, from `path` or, without one, drawn by seeds.sampling.
+
+    .json: `{"1": [clients], ...}` or a list of lists, which begins with round 1. .csv: columns `round` and `client`,
+    such as the clients.csv of an earlier run. Rounds after the last one of the run are not used.
+    """
+
+    path: str | None
+
+    def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
+        """Return the cohorts of rounds 1 to `rounds`; None without a file. size: clients that each must have.
+
+        Raises ConfigError that names the file, the round and the client for what is missing, of another size, out of
+        range or there twice.
+        """
+        if self.path is None:
+            return None
+        path = Path(self.path)
+        table = read_rounds(path)
+        for number in range(1, rounds + 1):
+            if number not in table:
+                raise ConfigError(f"{path}: round {number} is missing, and the run has {rounds} rounds")
+            check_clients(path, number, table[number], num_clients, size)
+        return {number: sorted(table[number]) for number in range(1, rounds + 1)}
+
+
+SAMPLED = Cohorts(path=None)
+
+
+def check_clients(path: Path, number: int, clients: list[int], num_clients: int, size: int) -> None:
+    """Raise ConfigError for a cohort that a run of so many clients cannot have."""
+    where = f"{path}: round {number}"
+    for client in clients:
+        if not 0 <= client < num_clients:
+            raise ConfigError(f"{where}: client {client} is out of range 0 to {num_clients - 1} (num_clients)")
+    if len(set(clients)) < len(clients):
+        twice = next(client for client in clients if clients.count(client) > 1)
+        raise ConfigError(f"{where}: client {twice} appears twice")
+    if len(clients) != size:
+        raise ConfigError(
+            f"{where}: has {len(clients)} clients, and participation times num_clients={num_clients} is {size}"
+            + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
+        )
+
+
+def check_begun(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
+    """Raise ConfigError where the file now names other clients for the rounds that a run has behind it."""
+    if cohorts is None or not rounds:
+        return
+    before = read_rounds(directory / files.CLIENTS)
+    for number in range(1, rounds + 1):
+        if before.get(number) != cohorts[number]:
+            raise ConfigError(f"resume={directory}: cohorts.path now names other clients for round {number}")
+
+
+def read_rounds(path: Path) -> dict[int, list[int]]:
+    """Return round -> clients as they stand in a file; every error is one ConfigError."""
+    if not path.is_file():
+        raise ConfigError(f"cohorts.path={path}: no such file")
+    if path.suffix == ".json":
+        return from_json(path)
+    if path.suffix == ".csv":
+        return from_csv(path)
+    raise ConfigError(f"cohorts.path={path}: must be a .json or .csv file")
+
+
+def from_json(path: Path) -> dict[int, list[int]]:
+    """Return what an object of round -> clients or a list of lists says."""
+    table = load_json(path)
+    if isinstance(table, list):
+        table = {str(number): clients for number, clients in enumerate(table, 1)}
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: must be an object of round -> clients or a list of lists")
+    found = {}
+    for name, clients in table.items():
+        if not name.isascii() or not name.isdigit() or name.startswith("0"):
+            raise ConfigError(f"{path}: round {json.dumps(name)} is not an integer from 1")
+        if not isinstance(clients, list):
+            raise ConfigError(f"{path}: round {name}: must be a list of clients")
+        for client in clients:
+            if type(client) is not int:
+                raise ConfigError(f"{path}: round {name}: client {json.dumps(client)} is not an integer")
+        found[int(name)] = clients
+    return found
+
+
+def load_json(path: Path) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise ConfigError(f"{path}: round {repeated[0]} appears twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+def from_csv(path: Path) -> dict[int, list[int]]:
+    """Return what the columns `round` and `client` say. Raises ConfigError for clients of several roles, which a run
+    draws by itself."""
+    found: dict[int, list[int]] = {}
+    roles: set[str] = set()
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                found.setdefault(int(row["round"]), []).append(int(row["client"]))
+                roles |= {row["role"]} if row.get("role") else set()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
+        raise ConfigError(f"{path}: not a table with integers in the columns round and client ({error!r})") from None
+    if len(roles) > 1:
+        raise ConfigError(
+            f"{path}: its clients have different roles ({', '.join(sorted(roles))}); cohorts.path says who takes part, "
+            "and a run draws the roles itself"
+        )
+    return found

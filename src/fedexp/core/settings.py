@@ -1,0 +1,113 @@
+"""The top level of the configuration as checked values; their defaults and meanings stand in conf/config.yaml."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedexp.core.errors import require, require_choice
+from fedexp.core.views import require_views
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What a client does in a round: `epochs` over its own examples (config node `local`)."""
+
+    epochs: int
+    batch_size: int
+    optimizer: str
+    lr: float
+    lr_decay: float
+    momentum: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, "local.epochs", self.epochs, "at least 1")
+        require(self.batch_size >= 1, "local.batch_size", self.batch_size, "at least 1")
+        require_choice("local.optimizer", self.optimizer, ("sgd", "adam"))
+        require(0 < self.lr < math.inf, "local.lr", self.lr, "a finite number greater than 0")
+        require(0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "greater than 0 and at most 1 (1 = constant)")
+        require(0 <= self.momentum < 1, "local.momentum", self.momentum, "at least 0 and less than 1")
+        require(0 <= self.weight_decay < math.inf, "local.weight_decay", self.weight_decay, "finite and at least 0")
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of round 1, 2, ... (of a task): lr * lr_decay^(round - 1), constant within a round (FedNTD
+        B.3)."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Public:
+    """The server's public set (config node `public`), split off the training data before they are partitioned."""
+
+    fraction: float
+    balanced: bool
+
+    def __post_init__(self) -> None:
+        require(0 <= self.fraction < 1, "public.fraction", self.fraction, "at least 0 and less than 1")
+
+    def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+        """Numbers of the public examples, ascending: floor(fraction * N) of labels [N], at random or, balanced, of each
+        class as many as of the others (up to one, and where a class is too small, the others make up for it)."""
+        total = int(self.fraction * len(labels) + 1e-9)
+        if not self.balanced:
+            return np.sort(rng.choice(len(labels), total, replace=False))
+        piles = [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]
+        # Deal one of each class after the other; the order of the classes within a turn is random.
+        turns = np.concatenate([np.arange(len(pile)) for pile in piles])
+        order = np.lexsort((rng.random(len(turns)), turns))
+        return np.sort(np.concatenate(piles)[order[:total]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Independent seeds (config node `seeds`); each defaults to `seed`."""
+
+    partition: int
+    sampling: int
+    training: int
+
+    def __post_init__(self) -> None:
+        for name in ("partition", "sampling", "training"):
+            value = getattr(self, name)
+            require(0 <= value < 2**63, f"seeds.{name} (default: seed)", value, "an integer of at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The scalars of the top level."""
+
+    seed: int
+    rounds: int
+    num_clients: int
+    participation: float
+    weighting: str
+    eval_interval: int
+    targets: list[float]
+    target_fractions: list[float]
+    checkpoint_interval: int | None  # None: after every round, or as often as takes little of the time
+    data_dir: str
+    resume: str | None
+    augment: bool
+    figures: bool
+    profile: bool
+    test_views: list[str]
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
+        require(self.rounds >= 1, "rounds", self.rounds, "at least 1")
+        require(self.num_clients >= 1, "num_clients", self.num_clients, "at least 1")
+        require(0 < self.participation <= 1, "participation", self.participation, "greater than 0 and at most 1")
+        require_choice("weighting", self.weighting, ("examples", "uniform"))
+        require(self.eval_interval >= 1, "eval_interval", self.eval_interval, "at least 1")
+        interval = self.checkpoint_interval
+        require(interval is None or interval >= 1, "checkpoint_interval", interval, "at least 1, or null")
+        for key in ("targets", "target_fractions"):
+            for value in getattr(self, key):
+                require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")
+        require_views(self.test_views)
+
+    @property
+    def cohort_size(self) -> int:
+        """|S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29 * 100 from becoming 28."""
+        return max(math.floor(self.participation * self.num_clients + 1e-9), 1)

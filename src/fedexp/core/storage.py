@@ -1,0 +1,110 @@
+"""Files that are whole or not there: written beside their place, synced and moved to it.
+
+torch is imported late: figures and tables are made without it.
+"""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.core.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from fedexp.core.tree import Tree
+
+
+def shorten(path: Path) -> Path:
+    """Relative to the working directory where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """What the system says against writing a file, as StorageError."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(path, error) from error
+
+
+@contextmanager
+def temporary_of(path: Path) -> Iterator[Path]:
+    """A hidden name beside it, to be moved to its place when it is complete; see `remove_temporaries`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:
+    """The file is either the old one or the whole new one, also after a crash or a loss of power.
+
+    sync_folder: its new entry in the folder, too, is on the disk before this returns. Raises StorageError.
+    """
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_of(path) as temporary:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        if sync_folder:
+            sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """The entries of a folder, so that a file that was moved there stays there after a loss of power."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows, where folders cannot be opened
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    write_atomically(path, buffer.getvalue(), sync_folder)
+
+
+def load_tree(path: Path, mapped: bool = False) -> "Tree":
+    """Checked, unless mapped: then it is read from the file when looked at, and never kept in memory for good."""
+    import torch
+
+    if not mapped:
+        check_tree(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:
+        raise ConfigError(f"{path}: not a readable checkpoint ({type(error).__name__})") from error
+
+
+def check_tree(path: Path) -> None:
+    """Raises ConfigError unless the file is there and its records are those that were written (CRC-32)."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: is missing") from None
+    except Exception as error:  # zipfile raises many types for a damaged file
+        raise ConfigError(f"{path}: damaged ({error or type(error).__name__})") from error
+    if wrong is not None:
+        raise ConfigError(f"{path}: damaged (the checksum of {wrong} is wrong)")

@@ -1,0 +1,51 @@
+"""Yaml that somebody else may have written: plain values, and no more of them than the file has room for.
+
+A file of a few lines whose aliases refer to aliases stands for billions of values (a `billion laughs` file). It loads
+at once and then keeps whoever walks through it busy for ever.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedexp.core.errors import ConfigError
+
+LIMIT = 10_000  # values that a file with aliases may stand for
+
+
+def load(text: str) -> Any:
+    """The values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT values."""
+    if "&" in text and "*" in text and size(yaml.compose(text, Loader=yaml.SafeLoader), {}) > LIMIT:
+        raise yaml.YAMLError(f"its aliases stand for more than {LIMIT:,} values")
+    return yaml.safe_load(text)
+
+
+def size(node: yaml.Node | None, sizes: dict[int, float]) -> float:
+    """The number of values once the aliases are written out; without limit for one that contains itself."""
+    if node is None or isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in sizes:
+        sizes[id(node)] = float("inf")  # while it is being counted
+        children = (
+            [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+        )
+        sizes[id(node)] = 1 + sum(size(child, sizes) for child in children)
+    return sizes[id(node)]
+
+
+def check_directories(folders: Iterable[Path]) -> None:
+    """Raises ConfigError for what would stop or hang everybody who reads the yaml files of a user's directories."""
+    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+        if not path.is_file():
+            if path.is_dir():
+                continue
+            raise ConfigError(f"{path}: is not a file (a link to nothing, or a pipe)")
+        try:
+            load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            if "aliases stand for" in str(error):
+                raise ConfigError(f"{path}: {error}") from error
+        except (OSError, ValueError, RecursionError):
+            continue  # who chooses this option will be told

@@ -1,0 +1,143 @@
+"""The process at the other end of the workers engine: trains the clients that it is given, one order at a time."""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.core import tree
+from fedexp.core.tree import Params, Tree
+from fedexp.engine.base import Cohort, Engine, PartialEvaluation, Trained, Workbench
+from fedexp.engine.network import subnormals_as_zero
+from fedexp.engine.processes.channel import Channel
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same for the whole run; the first order, after the `Resolved` hardware of this process."""
+
+    bench: Workbench  # on the CPU
+    engine: Engine  # how this process trains what it is given
+
+
+@dataclass(frozen=True)
+class Publish:
+    """The server's state, for the orders that follow."""
+
+    server: Tree
+
+
+@dataclass(frozen=True)
+class Train:
+    algorithm: FedAvg
+    cohort: Cohort
+    lr: float
+    evaluate_local: bool
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    batches: range
+    view: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """For the logits of a model on training examples."""
+
+    model: Params
+    numbers: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of the worker."""
+
+    error: Exception
+    report: str  # the traceback
+
+
+class Worker:
+    """Obeys orders; what it knows is what it was sent."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.server: Tree = None
+
+    @subnormals_as_zero()
+    def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | None:
+        """The answer, on the CPU; None where none is sent."""
+        match order:
+            case Setup(bench, engine):
+                self.bench, self.engine = bench.to(self.device), engine
+            case Publish(server):
+                self.server = move(server, self.device)
+            case Train(algorithm, cohort, lr, evaluate_local):
+                states, personals = move((cohort.states, cohort.personals), self.device)
+                cohort = replace(cohort, states=states, personals=personals)
+                return self.engine.train(algorithm, self.bench, self.server, cohort, lr, evaluate_local)
+            case Evaluate(batches, view, number):
+                self.bench.net.set_buffers(self.server["buffers"])
+                draws = self.bench.test_draws(view, number)
+                return self.bench.evaluate_batches(self.server["params"], batches, draws)
+            case Ask(model, numbers):
+                return self.bench.logits(move(model, self.device), numbers)
+            case hardware:
+                hardware.apply()
+                self.device = hardware.device
+        return None
+
+
+def move(values: Tree, device: torch.device) -> Tree:
+    """A tree whose tensors are on the device."""
+    return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, values)
+
+
+def serve(channel: Channel) -> None:
+    """Obeys until the other end closes."""
+    worker = Worker()
+    while True:
+        try:
+            order = channel.receive()
+        except (EOFError, ConnectionError):
+            return
+        answer: Any
+        try:
+            answer = worker.obey(order)
+        except Exception as error:
+            answer = Failure(picklable(error), traceback.format_exc())
+        if answer is not None:
+            channel.send_value(answer)
+
+
+def picklable(error: Exception) -> Exception:
+    """Only exceptions of our own are sure to come through a pickle; of the others type and message remain."""
+    if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def die_with(parent: int) -> None:
+    """Asks the kernel to end this process when its parent does, also by kill -9 and in the middle of a long step."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before we asked
+            os._exit(1)
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Runs in a process of its own: `descriptor` is its end of a socket pair."""
+    die_with(parent)
+    # The parent decides when to stop; USR2 is how Slurm tells a job of submitit that its time is up.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    serve(Channel(socket.socket(fileno=descriptor)))

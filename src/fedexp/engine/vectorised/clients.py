@@ -1,0 +1,267 @@
+"""C clients as one: their stacked state and the local step that changes it in place."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.func import grad_and_value, vmap
+
+from fedexp.algorithms import optimizers
+from fedexp.algorithms.base import Batch, Context, FedAvg, Network
+from fedexp.core import tree
+from fedexp.core.tree import Params, Tree
+from fedexp.engine.base import Cohort, Workbench, has_own
+from fedexp.engine.schedule import Schedule
+
+LOAD_BYTES = 1 << 26  # of images that are loaded at once: several steps, so that few kernels are launched
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all clients of a round have in common."""
+
+    algorithm: FedAvg
+    bench: Workbench
+    net: Network
+    server: Tree
+    lr: float
+
+
+class Fixed(NamedTuple):
+    """What a step reads of each client; leaves [C, ...]."""
+
+    personals: Tree
+    states: Tree
+    plans: Tree
+    begun: Tree
+    steps: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Everything but the batch that a local step reads (the first three) and changes in place (the others)."""
+
+    server: Tree
+    lr: float | torch.Tensor
+    fixed: Fixed
+    params: Params  # leaves [C, ...]
+    memory: Tree  # of the optimizer; leaves [C, ...]
+    losses: torch.Tensor  # [C]: sum of the objective over the steps so far
+
+
+@dataclass(frozen=True)
+class PaddedSchedules:
+    """The schedules of C clients as arrays on the device, step by step."""
+
+    index: torch.Tensor  # int64 [S, C, B]
+    mask: torch.Tensor  # [S, C, B]: 1 example, 0 padding
+    draws: torch.Tensor | None  # int64 [S, C, B, D]
+    steps: np.ndarray  # int [C]; on the host, which decides what to launch
+
+
+class PaddedData:
+    """ClientData inside vmap: index and mask are [S, B] there."""
+
+    def __init__(self, bench: Workbench, index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None):
+        self.bench, self.index, self.mask, self.draws = bench, index, mask, draws
+
+    def batches(self) -> Iterator[Batch]:
+        for step in range(self.index.shape[0]):
+            draws = None if self.draws is None else self.draws[step]
+            x, y = self.bench.load_train(self.index[step], draws)
+            yield Batch(x, y, self.mask[step], step)
+
+    def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.bench.load_train(index, draws)
+
+    @property
+    def steps(self) -> int:
+        return self.index.shape[0]
+
+
+class Run(NamedTuple):
+    """Steps start .. stop - 1, which the first `active` clients have, and whose images are loaded at once."""
+
+    start: int
+    stop: int
+    active: int
+
+
+class Clients:
+    """The clients of a cohort, which must be sorted by falling number of steps, during one round."""
+
+    def __init__(self, job: Job, cohort: Cohort):
+        self.job, self.count = job, len(cohort.clients)
+        bench = job.bench
+        self.padded = pad(cohort.schedules, bench)
+        personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
+        plans = stack_plans(cohort.plans, bench.device)
+        steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
+        fixed = Fixed(personals, states, plans, {}, steps)
+        by_batch = has_own(job.algorithm, "prepare")
+        fixed = fixed._replace(begun=self._prepared(fixed) if by_batch else self._per_client(self._begin, *fixed))
+        params = self._start(fixed)
+        memory = optimizers.memory_of(params, bench.local)
+        self.frame = Frame(job.server, job.lr, fixed, params, memory, torch.zeros_like(steps))
+
+    def runs(self) -> Iterator[Run]:
+        """All steps, in order."""
+        steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
+        images = self.job.bench.data.x_train
+        image_bytes = images[0].numel() * self.job.bench.dtype.itemsize
+        start = 0
+        while start < steps[0]:
+            active = int((steps > start).sum())
+            at_once = max(LOAD_BYTES // (active * batch_size * image_bytes), 1)
+            stop = min(int(steps[active - 1]), start + at_once)
+            yield Run(start, stop, active)
+            start = stop
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """The batches of a run; leaves [active, B, ...]."""
+        index, mask, draws = (
+            None if array is None else array[run.start : run.stop, : run.active]
+            for array in (self.padded.index, self.padded.mask, self.padded.draws)
+        )
+        assert index is not None
+        assert mask is not None
+        x, y = self.job.bench.load_train(index, draws)
+        for number in range(run.start, run.stop):
+            i = number - run.start
+            yield Batch(x[i], y[i], mask[i], number)
+
+    def finish(self) -> tuple[Tree, Tree]:
+        """(messages, new states); leaves [C, ...]."""
+        frame = self.frame
+        return self._per_client(self._finish, frame.params, *frame.fixed)
+
+    def _per_client(self, hook: Any, *values: Tree) -> Any:
+        """A hook for all clients, which gets their data beside `values`."""
+        padded, bench = self.padded, self.job.bench
+
+        def call(index, mask, draws, *rest):
+            return hook(PaddedData(bench, index, mask, draws), *rest)
+
+        in_draws = None if padded.draws is None else 1
+        in_dims = (1, 1, in_draws) + (0,) * len(values)
+        return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, *values)
+
+    def _start(self, fixed: Fixed) -> Params:
+        """Where training starts, in memory that it may change; leaves [C, ...]."""
+        sent = self.job.server["params"]
+        if not has_own(self.job.algorithm, "start"):
+            return tree.map(lambda p: stacked_copy(p, self.count), sent)
+        start = self._per_client(lambda data, *one: self._call("start", data, *one), *fixed)
+        # Like the server's model in memory, which the fused optimizer and the convolutions want.
+        return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}
+
+    def _prepared(self, fixed: Fixed) -> Tree:
+        """`prepare` of each batch of the first pass, for those clients that have it; leaves [C, batches, ...], 0 where
+        a client has none."""
+        bench, algorithm, net = self.job.bench, self.job.algorithm, self.job.net
+
+        def call(x, y, mask, *one):
+            return algorithm.prepare(net, Batch(x, y, mask, 0), mask, self._context(Fixed(*one)))
+
+        own = -(-self.padded.steps // bench.local.epochs)
+        room: Tree = {}
+        for step in range(own.max()):
+            active = int((own > step).sum())
+            index, mask = self.padded.index[step, :active], self.padded.mask[step, :active]
+            draws = None if self.padded.draws is None else self.padded.draws[step, :active]
+            made = vmap(call)(*bench.load_train(index, draws), mask, *tree.map(lambda leaf, a=active: leaf[:a], fixed))
+            if not step:
+                room = tree.map(lambda leaf: leaf.new_zeros(self.count, own.max(), *leaf.shape[1:]), made)
+            tree.map(lambda all, some, s=step, a=active: all[:a, s].copy_(some), room, made)
+        return room
+
+    def _begin(self, data: PaddedData, *fixed: Tree) -> Tree:
+        return self._call("begin", data, *fixed)
+
+    def _finish(self, data: PaddedData, params: Params, *fixed: Tree) -> tuple[Tree, Tree]:
+        return self.job.algorithm.finish(self.job.net, params, data, self._context(Fixed(*fixed)))
+
+    def _call(self, hook: str, data: PaddedData, *fixed: Tree) -> Any:
+        return getattr(self.job.algorithm, hook)(self.job.net, data, self._context(Fixed(*fixed)))
+
+    def _context(self, one: Fixed) -> Context:
+        return make_context(self.job, self.job.server, self.job.lr, one)
+
+
+def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
+    """One step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
+    head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.fixed))
+    params, memory = head
+    own = has_own(job.algorithm, "local_step")
+    step = partial(_own_step if own else _gradient, job, frame, batch.step)
+    *new, losses = vmap(step)(params, memory, batch.x, batch.y, batch.mask, fixed)
+    if own:
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))  # by name, not by order
+        torch._foreach_copy_([old for old, _ in pairs], [value for _, value in pairs])
+    else:
+        optimizers.step_in_place(params, new[0], memory, frame.lr, job.bench.local, batch.step)
+    frame.losses[:active].add_(losses)
+
+
+def _own_step(job, frame, number, params, memory, x, y, mask, fixed):
+    """One client's (params, memory, loss) after the algorithm's local step."""
+    ctx = make_context(job, frame.server, frame.lr, fixed)
+    return job.algorithm.local_step(job.net, params, memory, Batch(x, y, mask, number), ctx)
+
+
+def _gradient(job, frame, number, params, memory, x, y, mask, fixed):
+    """One client's (gradient, loss) in the base's local step."""
+    ctx, batch = make_context(job, frame.server, frame.lr, fixed), Batch(x, y, mask, number)
+    grads, loss = grad_and_value(lambda p: job.algorithm.objective(job.net, p, batch, ctx))(params)
+    return job.algorithm.correct(grads, params, batch, ctx), loss
+
+
+def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
+    """What the hooks of one client see; inside vmap."""
+    return Context(server, one.personals, one.states, one.plans, one.begun, lr, one.steps, job.bench.local)  # type: ignore[arg-type]
+
+
+def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
+    """[...] -> [count, ...], each in the memory layout of the leaf."""
+    return tree.room_for(leaf, count).copy_(leaf.expand(count, *leaf.shape))
+
+
+def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:
+    """Trees of numpy arrays -> one tree of tensors [C, ...] on the device."""
+    return tree.map(lambda *values: upload(torch.as_tensor(np.stack(values)), device), *plans)
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """To the device without waiting for it: from ordinary memory, CUDA would first finish all that it was given."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def pad(schedules: Sequence[Schedule], bench: Workbench) -> PaddedSchedules:
+    """Schedules of different lengths as arrays; what is padded has mask 0 and, as its number, an example of the same
+    client."""
+    steps = np.array([s.steps for s in schedules])
+    longest, batch_size = max(steps), schedules[0].index.shape[1]
+
+    def stack(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+        stacked = arrays[0].new_zeros(longest, len(arrays), *arrays[0].shape[1:])
+        for i, array in enumerate(arrays):
+            stacked[: len(array), i] = array
+        return stacked
+
+    lengths = stack([torch.from_numpy(s.lengths) for s in schedules])
+    index = stack([s.index for s in schedules])
+    for i, schedule in enumerate(schedules):
+        if schedule.steps:
+            index[schedule.steps :, i] = schedule.index[0, 0]
+    mask = (torch.arange(batch_size) < lengths[..., None]).to(bench.dtype)
+    draws = [s.draws for s in schedules if s.draws is not None]
+    return PaddedSchedules(
+        index=upload(index, bench.device),
+        mask=upload(mask, bench.device),
+        draws=upload(stack(draws), bench.device) if len(draws) == len(schedules) else None,
+        steps=steps,
+    )

@@ -1,0 +1,246 @@
+"""How stacked convolutions are computed: each client has weights of its own, so no ordinary convolution fits.
+
+torch.func.vmap turns them into one convolution of as many groups as clients. The alternative here is an ordinary
+convolution for every client, each on a CUDA stream of its own, so that they share the device: what a library does best,
+many at a time. `python -m benchmarks.convolutions` compares them, and matrix products of patches with both.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+from torch.func import vmap
+from torch.overrides import TorchFunctionMode
+
+from fedexp.core import tree
+from fedexp.core.errors import require_choice
+from fedexp.core.tree import Params
+from fedexp.engine.network import FunctionalNetwork
+from fedexp.models import Output
+
+CONVOLUTIONS = ("auto", "grouped", "streams")
+FEW_CHANNELS = 4  # of the input, at most, where weights get their gradient in another way
+STREAMS = 16  # more than that are rarely at work on one device at the same time
+
+One = Callable[..., torch.Tensor]  # of the tensors of one client
+
+
+def uses_streams(convolution: str, device: torch.device) -> bool:
+    """Whether clients convolve one by one; `auto`: on CUDA devices, where it was the fastest."""
+    require_choice("hardware.convolution", convolution, CONVOLUTIONS)
+    return convolution == "streams" or (convolution == "auto" and device.type == "cuda")
+
+
+class StreamsNetwork:
+    """The same network; inside vmap its stacked convolutions are one for each client."""
+
+    def __init__(self, net: FunctionalNetwork):
+        self.net = net
+
+    def __call__(self, params: Params, x: torch.Tensor) -> Output:
+        with _OneByOne():
+            return self.net(params, x)
+
+    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+        return self.net.gradient(function, params)
+
+    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+        with _OneByOne():
+            return self.net.slim(params, x, width)
+
+    def buffers(self) -> Params:
+        return self.net.buffers()
+
+
+class _OneByOne(TorchFunctionMode):
+    """Replaces F.conv2d where input and weight are both stacked and the convolution is a plain one."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is F.conv2d:
+            call = _plain(*args, **kwargs)
+            if call is not None:
+                return convolve(*call)
+        return function(*args, **kwargs)
+
+
+def _plain(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, int]] | None:
+    """The arguments of `convolve`, or None where torch's own convolution is to be used."""
+    if isinstance(padding, str):
+        return None
+    # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary convolution.
+    stacked = all(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in (input, weight))
+    ones = _pair(stride) + _pair(dilation) + (groups,)
+    return (input, weight, bias, _pair(padding)) if stacked and input.dim() == 4 and set(ones) == {1} else None
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """An int or one or two ints, as convolutions take them, as two."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
+) -> torch.Tensor:
+    """F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O], padding=padding); differentiable once."""
+    if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return _Convolution.apply(x, weight, bias, padding)
+
+
+class _Convolution(Function):
+    """F.conv2d of plain convolutions."""
+
+    @staticmethod
+    def forward(x, weight, bias, padding):
+        return F.conv2d(x, weight, bias, padding=padding)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, weight, _, ctx.padding = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        wanted = ctx.needs_input_grad[:3]
+        grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, ctx.padding, *wanted))
+        return *(next(grads) if one else None for one in wanted), None
+
+    @staticmethod
+    def vmap(info, in_dims, x, weight, bias, padding):
+        function, dims = partial(F.conv2d, padding=padding), in_dims[:3]
+        if bias is not None and None in dims:
+            return vmap(function, dims)(x, weight, bias), 0
+        if bias is not None:
+            bias = bias.movedim(dims[2], 0)[:, :, None, None]
+        (y,), (dim,) = _batched([function], dims[:2], x, weight, addend=bias)
+        return y, dim
+
+
+class _Gradients(Function):
+    """Of a convolution by its input, weights and bias, those that are asked for; a function of its own, so that vmap
+    knows how to compute it."""
+
+    @staticmethod
+    def forward(grad, x, weight, padding, *wanted):
+        return tuple(function(grad, x, weight) for function in _gradients(padding, *wanted))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("the gradient of a gradient: use hardware.convolution=grouped")
+
+    @staticmethod
+    def vmap(info, in_dims, grad, x, weight, padding, *wanted):
+        of_x, of_weight, of_bias = wanted
+        dims = in_dims[:3]
+        few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
+        grads = list(_batched(_gradients(padding, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0])
+        if of_weight and few:
+            grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
+            grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding))
+        return tuple(grads), (0,) * len(grads)
+
+
+def _gradients(padding: tuple[int, int], of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
+    """Functions of (gradient of the output, x, weight)."""
+
+    def gradient(which: int, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ones, mask = (1, 1), [i == which for i in range(3)]
+        sizes = [len(weight)]  # of the bias
+        return torch.ops.aten.convolution_backward(grad, x, weight, sizes, ones, padding, ones, False, (0, 0), 1, mask)[
+            which
+        ]
+
+    return [partial(gradient, which) for which, wanted in enumerate((of_x, of_weight, of_bias)) if wanted]
+
+
+def gradient_of_weights(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]
+) -> torch.Tensor:
+    """Stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O, C, h, w], by matrix products
+    of patches, one for each image.
+
+    For few channels, as images have: cuDNN's way adds in any order, and the one that does not took sixteen times as
+    long (H100, fp32 and tf32; in bf16 it has a good one).
+    """
+    images, channels = x.flatten(0, 1), x.shape[2]
+    (h, w), (top, left) = weight.shape[3:], padding
+    padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
+    windows = padded.unfold(1, h, 1).unfold(2, w, 1)  # [S * B, H', W', C, h, w], a view
+    patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+    each = grad.flatten(0, 1).flatten(2) @ patches
+    return each.unflatten(0, x.shape[:2]).sum(1).unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)
+
+
+def _batched(
+    functions: list[One], in_dims: tuple[int | None, ...], *inputs: torch.Tensor, addend: torch.Tensor | None = None
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """(what each function gives, its stacked dimension): client by client where all inputs are stacked, else (such as
+    in per-example gradients, vmap within vmap) as torch has it, without the addend."""
+    if None in in_dims:
+        outputs = tuple(vmap(function, in_dims)(*inputs) for function in functions)
+    else:
+        stacked = [value.movedim(dim, 0) for value, dim in zip(inputs, in_dims, strict=True)]  # type: ignore[arg-type]
+        outputs = side_by_side(functions, stacked, addend)
+    return outputs, (0,) * len(outputs)
+
+
+def side_by_side(
+    functions: list[One], stacked: list[torch.Tensor], addend: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Each function of each slice of the first dimension, on CUDA on streams; the results of a function stacked, with
+    the slices of the addend added.
+
+    The streams begin when all that was launched so far is done, and what is launched next waits for them. So memory
+    that one side gives back is used by the other only when it is free, without the allocator being told of it. That
+    does not hold between two streams, so what they share is allocated outside of them.
+    """
+    device, count = stacked[0].device, len(stacked[0])
+    here = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    rooms: dict[int, torch.Tensor] = {}
+
+    def call(which: int, i: int) -> None:
+        result = functions[which](*(value[i] for value in stacked))
+        if which not in rooms:
+            with torch.cuda.stream(here):
+                rooms[which] = tree.room_for(result, count)
+        if addend is None:
+            rooms[which][i].copy_(result)
+        else:
+            torch.add(result, addend[i], out=rooms[which][i])
+
+    tasks = [(which, i) for i in range(count) for which in range(len(functions))]
+    streams = [] if here is None else _streams(device)[: len(tasks)]
+    for stream in streams:
+        stream.wait_stream(here)  # type: ignore[arg-type]
+    try:
+        for number, task in enumerate(tasks):
+            with torch.cuda.stream(streams[number % len(streams)] if streams else None):
+                call(*task)
+    finally:
+        for stream in streams:
+            here.wait_stream(stream)  # type: ignore[union-attr]
+    return tuple(rooms[which] for which in range(len(functions)))
+
+
+@lru_cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]

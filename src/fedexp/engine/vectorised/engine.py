@@ -1,0 +1,173 @@
+"""All sampled clients in one program: stacked parameters, one torch.func.vmap per local step, padded and masked.
+
+Clients are sorted by their number of steps, longest first; a step touches only those that still have one. Inside a
+round nothing waits for the device, so that the host can run ahead of it.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.func import vmap
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.core import tree
+from fedexp.core.tree import Params, Tree
+from fedexp.engine.base import Cohort, Engine, Gather, Trained, Workbench
+from fedexp.engine.vectorised.clients import Clients, Job
+from fedexp.engine.vectorised.convolution import StreamsNetwork, uses_streams
+from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
+
+log = logging.getLogger("fedexp")
+SHARE_OF_MEMORY = 0.5  # of what is free, for the clients that are trained at once; graphs and evaluation need some too
+
+
+class OutOfMemory(RuntimeError):
+    """Not even one client at a time fits into the memory of the device."""
+
+
+@dataclass
+class Vectorised(Engine):
+    """For models that treat each example alone."""
+
+    chunk: int | None = None  # clients at a time; None: as many as fit into the memory of the device
+    convolution: str = "auto"  # grouped | streams; auto: streams on CUDA
+    cuda_graphs: bool = True  # record local steps as CUDA graphs where they can be; no matter on a CPU
+    _fits: int | None = field(default=None, init=False, repr=False, compare=False)  # the chunk of the next round
+    _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
+
+    def train(
+        self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+    ) -> Trained:
+        bench.net.set_buffers(server["buffers"])
+        net = StreamsNetwork(bench.net) if uses_streams(self.convolution, bench.device) else bench.net
+        job = Job(algorithm, bench, net, server, lr)
+        if self._graphs is None and self.cuda_graphs and can_be_recorded(bench):
+            self._graphs = Graphs(CudaCapture(bench.device))
+        chunk = min(self._fits or self._first_chunk(job, cohort), len(cohort.clients))
+        while (trained := self._attempt(job, cohort, chunk, evaluate_local)) is None:
+            chunk = self._fits = chunk // 2
+        return trained
+
+    def _first_chunk(self, job: Job, cohort: Cohort) -> int:
+        if self.chunk is None and job.bench.device.type == "cuda":
+            self._fits = chunk_that_fits(job, cohort)
+            return self._fits
+        return self.chunk or len(cohort.clients)
+
+    def _attempt(self, job: Job, cohort: Cohort, chunk: int, evaluate_local: bool) -> Trained | None:
+        """The whole cohort, `chunk` clients at a time; None where that takes too much memory.
+
+        Nothing that was given is changed, so a failed attempt leaves no trace. It returns instead of raising because an
+        exception would keep the tensors of its frames alive.
+        """
+        order, gather = cohort.longest_first(), Gather(len(cohort.clients))
+        evaluations: list[tuple[Moment, Moment]] = []
+        try:
+            for start in range(0, len(order), chunk):
+                positions = order[start : start + chunk]
+                clients, part = self._train_together(job, cohort.take(positions))
+                if evaluate_local:
+                    before = moment(job.bench.device)
+                    draws = {view: job.bench.test_draws(view, cohort.round) for view in job.bench.views}
+                    correct = {view: evaluate_together(job, clients.frame.params, each) for view, each in draws.items()}
+                    part = replace(part, class_correct=correct)
+                    evaluations.append((before, moment(job.bench.device)))
+                gather.add(positions, part)
+            return replace(gather.result(), evaluation_seconds=sum(seconds(*ends) for ends in evaluations))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if chunk == 1:
+                raise OutOfMemory(
+                    "one client at a time does not fit into the memory of the device; try hardware.precision=bf16, "
+                    f"a smaller local.batch_size or hardware=cpu ({error})"
+                ) from None
+        log.warning("out of memory with %d clients at a time; round %d again with %d", chunk, cohort.round, chunk // 2)
+        if self._graphs is not None:
+            self._graphs.clear()
+        if job.bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _train_together(self, job: Job, cohort: Cohort) -> tuple[Clients, Trained]:
+        """Clients in the order of falling numbers of steps, and what they give without evaluation."""
+        clients, count = Clients(job, cohort), len(cohort.clients)
+        run_steps(clients, self._graphs)
+        messages, states = clients.finish()
+        losses = clients.frame.losses / clients.frame.fixed.steps.clamp(min=1)
+        buffers = tree.stack([job.server["buffers"]] * count)
+        return clients, Trained(messages, tree.unstack(states, count), losses, buffers, None)
+
+
+def can_be_recorded(bench: Workbench) -> bool:
+    """On CUDA, but not in float64: recorded steps take the learning rate from memory, which torch has as float32."""
+    return bench.device.type == "cuda" and bench.dtype == torch.float32
+
+
+@torch.no_grad()
+def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = None) -> torch.Tensor:
+    """Class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C].
+    draws: of the augmented view of all test examples (Workbench.test_draws)."""
+    bench, data = job.bench, job.bench.data
+    count = len(next(iter(params.values())))
+    # Three times as many images as in training take about as much memory, since no backward pass needs anything kept.
+    size = min(3 * bench.local.batch_size, bench.evaluation_batch)
+    correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=bench.device)
+    for start in range(0, len(data.y_test), size):
+        index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)
+        x, y = bench.load_test(index, draws)
+        answers = vmap(lambda p, x=x, i=index: bench.class_logits(job.net(p, x).logits, i).argmax(-1))(params)
+        correct.index_add_(1, y, (answers == y).to(torch.int64))
+    return correct
+
+
+def chunk_that_fits(job: Job, cohort: Cohort) -> int:
+    """How many clients can be trained at once in the memory that is free; 1 where even that is in doubt."""
+    try:
+        each = max(memory_of_one(job, cohort), 1)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return 1
+    return max(int(SHARE_OF_MEMORY * free_memory(job.bench.device) / each), 1)
+
+
+def memory_of_one(job: Job, cohort: Cohort) -> int:
+    """Bytes that a client takes at its peak, measured in the first step of the longest one."""
+    device = job.bench.device
+    alone = cohort.take(cohort.longest_first()[:1])
+    (schedule,) = alone.schedules
+    draws = None if schedule.draws is None else schedule.draws[:1]
+    first = replace(schedule, index=schedule.index[:1], lengths=schedule.lengths[:1], draws=draws)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run_steps(Clients(job, replace(alone, schedules=[first])), None)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes on a CUDA device that nobody uses, or that torch holds without using them."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+Moment = float | torch.cuda.Event
+
+
+def moment(device: torch.device) -> Moment:
+    """Now, as the device sees it, without waiting for it: on CUDA, when all that it was given so far is done."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds(start: Moment, end: Moment) -> float:
+    """Between two moments; waits for the second."""
+    if isinstance(start, float) or isinstance(end, float):
+        return end - start  # type: ignore[operator]
+    end.synchronize()
+    return start.elapsed_time(end) / 1000

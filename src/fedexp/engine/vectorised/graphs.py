@@ -1,0 +1,207 @@
+"""Local steps recorded once and replayed (CUDA graphs), so that the host launches one graph a step and not its kernels.
+
+A graph works on fixed memory and a fixed number of clients. So a round is copied into frames that stay from round to
+round, there is a graph for each of a few numbers of clients, and a step of fewer clients takes the next larger graph:
+what that does to the clients that are already done is thrown away, since they are copied out as soon as they are done.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from fedexp.algorithms.base import Batch
+from fedexp.core import tree
+from fedexp.core.tree import Tree
+from fedexp.engine.vectorised.clients import Clients, Frame, Job, local_step
+
+log = logging.getLogger("fedexp")
+FRAMES = 2  # kept at a time: a whole chunk and the rest of the cohort
+
+
+def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
+    """All local steps of the clients, in place."""
+    steps: Steps = graphs.open(clients) if graphs else Eager(clients)
+    for run in clients.runs():
+        steps.keep(run.active)
+        for batch in clients.batches(run):
+            steps.step(run.active, batch)
+    steps.keep(0)
+
+
+class Steps(Protocol):
+    """How the steps of a round are carried out."""
+
+    def step(self, active: int, batch: Batch) -> None:
+        """One step of the first `active` clients."""
+
+    def keep(self, active: int) -> None:
+        """Only the first `active` clients go on: the others must be as they should be."""
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Step by step, kernel by kernel."""
+
+    clients: Clients
+
+    def step(self, active: int, batch: Batch) -> None:
+        local_step(self.clients.job, self.clients.frame, active, batch)
+
+    def keep(self, active: int) -> None:
+        """They are: a step touches only those that still have one."""
+
+
+class Capture(Protocol):
+    """How a step is recorded."""
+
+    def warm_up(self, step: Callable[[], None]) -> None:
+        """Carries out the step, so that libraries have done by then what may not be recorded."""
+
+    def record(self, step: Callable[[], None]) -> Callable[[], Any]:
+        """Records the step without carrying it out; what is returned carries it out."""
+
+
+class CudaCapture:
+    """With CUDA graphs, which share the memory of what they compute in between: only one runs at a time."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.stream = device, torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, step: Callable[[], None]) -> None:
+        here = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            step()
+        here.wait_stream(self.stream)
+
+    def record(self, step: Callable[[], None]) -> Callable[[], Any]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            step()
+        return graph.replay
+
+
+@dataclass
+class Recorded:
+    """A frame that stays where it is, and the graphs that work on it."""
+
+    job: Job
+    frame: Frame
+    batch: Batch
+    replays: dict[int, Callable[[], Any]] = field(default_factory=dict)  # by number of clients
+    warm: set[int] = field(default_factory=set)
+
+
+class Graphs:
+    """The graphs of a run. Where a step cannot be recorded, everything goes on without, after one log line."""
+
+    def __init__(self, capture: Capture):
+        self.capture = capture
+        self.failed = False
+        self._recorded: dict[Any, Recorded] = {}
+
+    def open(self, clients: Clients) -> Steps:
+        """For one round of clients."""
+        return Eager(clients) if self.failed else Replaying(self, clients, self._frame_of(clients))
+
+    def step(self, recorded: Recorded, size: int) -> None:
+        """One step of the first `size` clients of a frame: carried out as it is, then recorded, then replayed."""
+
+        def step() -> None:
+            job, batch = recorded.job, recorded.batch
+            x, y, mask = (leaf[:size] for leaf in batch[:3])  # type: ignore[index]
+            local_step(job, recorded.frame, size, Batch(x, y, mask, batch.step))
+
+        if self.failed or size not in recorded.warm:
+            recorded.warm.add(size)
+            return self.capture.warm_up(step)
+        if size not in recorded.replays:
+            try:
+                recorded.replays[size] = self.capture.record(step)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self.failed = True
+                reason = str(error).strip().split("\n")[0]
+                log.warning("a local step cannot be recorded as a CUDA graph (%s); going on without graphs", reason)
+                return step()
+        recorded.replays[size]()
+
+    def clear(self) -> None:
+        """Gives back the memory of frames and graphs."""
+        self._recorded.clear()
+
+    def _frame_of(self, clients: Clients) -> Recorded:
+        """The frame into which these clients fit; a new one where there is none."""
+        leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
+        shapes = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        key = repr((structure, shapes))
+        recorded, job = self._recorded.get(key), clients.job
+        if recorded is None or recorded.job.bench is not job.bench or recorded.job.algorithm != job.algorithm:
+            if len(self._recorded) >= FRAMES:
+                self.clear()
+            recorded = self._recorded[key] = make_frame(clients)
+        return recorded
+
+
+class Replaying:
+    """One round of clients in a frame that stays."""
+
+    def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
+        self.graphs, self.clients, self.recorded = graphs, clients, recorded
+        self.before = clients.count  # clients that had a step when `keep` was last called; first: all
+        source, target = clients.frame, recorded.frame
+        target.lr.fill_(source.lr)  # type: ignore[union-attr]
+        tree.map(copy_into, vars(target), vars(replace(source, lr=target.lr)))
+
+    def step(self, active: int, batch: Batch) -> None:
+        into = self.recorded.batch
+        for name in ("x", "y", "mask"):
+            getattr(into, name)[:active].copy_(getattr(batch, name))
+        into.step.fill_(batch.step)  # type: ignore[attr-defined]  # a tensor: a number would be recorded
+        self.graphs.step(self.recorded, rounded(active, self.clients.count))
+
+    def keep(self, active: int) -> None:
+        """Copies out the clients that are done, before a graph of more clients than are active spoils them."""
+        done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
+        tree.map(lambda to, of: to[done].copy_(of[done]), (ours.params, ours.losses), (theirs.params, theirs.losses))
+        self.before = active
+
+
+def rounded(active: int, count: int) -> int:
+    """The number of clients of the graph to use: `active` with three binary digits, rounded up; at most `count`.
+
+    1 to 8, 10, 12, 14, 16, 20, ...: at most a quarter is computed for nothing.
+    """
+    unit = 1 << max(active.bit_length() - 3, 0)
+    return min(-(-active // unit) * unit, count)
+
+
+def make_frame(clients: Clients) -> Recorded:
+    """Memory for such clients; the learning rate and the number of the step become tensors, which can change."""
+    ours, padded, bench = clients.frame, clients.padded, clients.job.bench
+    lr = torch.zeros((), dtype=bench.dtype, device=bench.device)
+    room = tree.map(lambda v: torch.empty_like(v) if isinstance(v, torch.Tensor) else v, vars(replace(ours, lr=lr)))
+    index = torch.zeros_like(padded.index[0])
+    x, y = bench.load_train(index, None if padded.draws is None else torch.zeros_like(padded.draws[0]))
+    number = torch.zeros((), dtype=torch.int64, device=bench.device)
+    batch = Batch(x, y, torch.zeros_like(padded.mask[0]), number)  # type: ignore[arg-type]
+    return Recorded(clients.job, Frame(**room), batch)
+
+
+def copy_into(target: Any, source: Tree) -> None:
+    if isinstance(target, torch.Tensor):
+        target.copy_(source)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch.cuda.OutOfMemoryError, and what the libraries below it raise."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "alloc_failed" in text)

@@ -1,0 +1,112 @@
+"""The form of a checkpoint: the keys and types that it must have before it is used.
+
+A file may load well and yet be written by hand. What is wrong with it is damage, as is a wrong checksum: the checkpoint
+before it is used.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import PLAIN, VIEWS, file_of
+from fedexp.rundir import files
+from fedexp.rundir.files import CHECKPOINT_FORMAT
+
+TABLES = (files.ROUNDS, files.CLIENTS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
+STATUSES = ("running", "completed", "diverged")
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+
+
+def is_share(value: Any) -> bool:
+    """An accuracy; nan where a class or task has no test example."""
+    return type(value) is float and (0 <= value <= 1 or math.isnan(value))
+
+
+def is_dict(key: Callable[[Any], bool], value: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda node: isinstance(node, dict) and all(key(k) and value(v) for k, v in node.items())
+
+
+def is_list(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda node: isinstance(node, list) and all(item(each) for each in node)
+
+
+def is_pair(value: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """(round, value)"""
+    return lambda node: isinstance(node, tuple | list) and len(node) == 2 and is_count(node[0]) and value(node[1])
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+# Key -> whether a value has the right type: what the tests in one view have found, and a whole checkpoint.
+TESTED: Mapping[str, Callable[[Any], bool]] = {
+    "accuracy": is_list(is_pair(is_share)),
+    "tasks": is_list(is_pair(is_list(is_share))),
+    "history": is_dict(is_text, is_tensor),
+}
+FORM: Mapping[str, Callable[[Any], bool]] = {
+    **TESTED,
+    "round": is_count,
+    "examples": is_count,
+    "train_seconds": is_seconds,
+    "seconds": is_seconds,
+    "status": lambda value: is_text(value) and value in STATUSES,
+    "not_finite": is_list(is_count),
+    "wandb_id": lambda value: value is None or is_text(value),
+    "server": lambda value: isinstance(value, dict) and {"params", "buffers"} <= value.keys(),
+    "clients": is_dict(is_count, is_count),
+    "alignment": is_list(lambda value: isinstance(value, dict)),
+    "lengths": is_dict(lambda key: is_text(key) and key in TABLES, is_count),
+}
+OPTIONAL: Mapping[str, Callable[[Any], bool]] = {  # what older checkpoints lack
+    "checksums": is_dict(lambda key: is_text(key) and key in TABLES, is_count),
+    "views": is_dict(
+        lambda view: view in VIEWS and view != PLAIN,
+        lambda tested: (
+            is_dict(is_text, lambda _: True)(tested)
+            and tested.keys() == TESTED.keys()
+            and all(fits(tested[key]) for key, fits in TESTED.items())
+        ),
+    ),
+    "spans": is_list(lambda value: isinstance(value, dict) and is_count(value.get("first"))),
+}
+ARRAYS = ("counts", "rounds_per_task", "rounds", "class_accuracy", "local_rounds", "sampled", "local_class_accuracy")
+
+
+def check_form(path: Path, state: Any) -> None:
+    """Raises ConfigError unless a loaded checkpoint has the keys and types of one."""
+    if not isinstance(state, dict):
+        raise ConfigError(f"{path}: not a checkpoint (holds {type(state).__name__})")
+    if state.get("format") != CHECKPOINT_FORMAT:
+        raise ConfigError(f"{path}: format {state.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
+    if missing := [key for key in FORM if key not in state]:
+        raise ConfigError(f"{path}: not a checkpoint of a run (without {', '.join(missing)})")
+    if strange := [str(key) for key in state if key not in {*FORM, *OPTIONAL, "format"}]:
+        raise ConfigError(f"{path}: not a checkpoint of a run (with {', '.join(strange)})")
+    for key, fits in {**FORM, **OPTIONAL}.items():
+        if key in state and not fits(state[key]):
+            raise ConfigError(f"{path}: {key} is not what a checkpoint holds")
+    histories = [tested["history"] for tested in by_view(state).values()]
+    if missing := [name for name in ARRAYS for history in histories if name not in history]:
+        raise ConfigError(f"{path}: history is not what a checkpoint holds (without {', '.join(missing)})")
+
+
+def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """View of the test set -> what a checkpoint has of it; the plain one stands in the checkpoint itself."""
+    return {PLAIN: state} | state.get("views", {})

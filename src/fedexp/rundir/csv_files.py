@@ -1,0 +1,167 @@
+"""The tidy tables of a run directory, which grow by whole rows: the truth, of which trackers are views."""
+
+import csv
+import errno
+import io
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.storage import storing, write_atomically
+from fedexp.rundir.files import ROUNDS
+
+
+class TableDamaged(ConfigError):
+    """A csv file is not what the checkpoint says."""
+
+
+class CsvFile:
+    """A csv file that grows by whole lines and can be cut back to a checkpoint's length.
+
+    It appears with its first rows. Rows that are appended are handed to the system in one call, so that a kill does not
+    part a line, and are taken back where they do not fit on the disk.
+    """
+
+    def __init__(self, path: Path, length: int | None = None):
+        """length: bytes to keep of an existing file (resume); None starts a new file."""
+        self.path, self.length, self.checksum = path, length or 0, 0
+        self._columns: list[str] | None = None
+        self._descriptor: int | None = None
+        with storing(path):
+            if not self.length:  # whatever was written after the checkpoint
+                path.unlink(missing_ok=True)
+                return
+            if not path.exists() or path.stat().st_size < self.length:
+                raise ConfigError(f"{path}: shorter than its checkpoint says; this run cannot be resumed")
+            with open(path, newline="", encoding="utf-8") as file:
+                self._columns = next(csv.reader([file.readline()]))
+            os.truncate(path, self.length)
+            self.checksum = checksum(path, self.length)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The first row fixes the columns. None and NaN become empty cells; floats are written exactly."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            if self._columns is None:
+                self._columns = list(row)
+                writer.writerow(self._columns)
+            assert list(row) == self._columns, f"{self.path.name}: columns changed to {list(row)}"
+            writer.writerow([_cell(value) for value in row.values()])
+        if text.tell():
+            self._write(text.getvalue().encode())
+
+    def _write(self, content: bytes) -> None:
+        with storing(self.path):
+            if self._descriptor is None:
+                write_atomically(self.path, content)
+                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            else:
+                self._extend(self._descriptor, content)
+        self.length += len(content)
+        self.checksum = zlib.crc32(content, self.checksum)
+
+    def _extend(self, descriptor: int, content: bytes) -> None:
+        self.check_in_place()
+        left = memoryview(content)
+        try:
+            while left:
+                left = left[os.write(descriptor, left) :]
+        except OSError:
+            os.ftruncate(descriptor, self.length)
+            raise
+
+    def check_in_place(self) -> None:
+        """Raises StorageError where somebody has removed or moved the file: what is written would be lost."""
+        if self._descriptor is None:
+            return
+        try:
+            there = os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise StorageError(self.path, OSError(errno.ENOENT, "it was removed or moved while the run went on"))
+
+    def sync(self) -> None:
+        """What was appended is on the disk, in a file that is still there."""
+        self.check_in_place()
+        if self._descriptor is not None:
+            with storing(self.path):
+                os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def checksum(path: Path, length: int) -> int:
+    """CRC-32 of the first `length` bytes."""
+    found = 0
+    with open(path, "rb") as file:
+        while length > 0 and (part := file.read(min(length, 2**20))):
+            found, length = zlib.crc32(part, found), length - len(part)
+    return found
+
+
+def check_beginning(path: Path, length: int, expected: int | None) -> None:
+    """Raises TableDamaged unless the first `length` bytes are whole rows, those whose checksum is `expected`
+    (None: it was not kept)."""
+    try:
+        if not length:
+            return
+        if path.stat().st_size < length:
+            raise TableDamaged(f"{path}: shorter than its checkpoint says")
+        with open(path, "rb") as file:
+            file.seek(length - 1)
+            ends = file.read(1) == b"\n"
+        if not ends or (expected is not None and checksum(path, length) != expected):
+            raise TableDamaged(f"{path}: changed since its checkpoint was written")
+    except OSError as error:
+        raise TableDamaged(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _cell(value: Any) -> Any:
+    if value is None or value != value:
+        return ""
+    return repr(float(value)) if isinstance(value, float) else value
+
+
+class RunFiles:
+    """The growing files of a run; `lengths` and `checksums` go into the checkpoint, so that resume can tell whether
+    they are whole and cut later rows off."""
+
+    def __init__(self, directory: Path, names: Iterable[str], lengths: Mapping[str, int] | None = None):
+        self.directory = directory
+        kept = lengths or {}
+        self._files = {name: CsvFile(directory / name, kept.get(name)) for name in names}
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._files[name].append(rows)
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes on disk now; synced, so that a checkpoint never promises more than there is."""
+        for file in self._files.values():
+            file.sync()
+        return {name: file.length for name, file in self._files.items()}
+
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of each file up to its length, kept while rows are appended."""
+        return {name: file.checksum for name, file in self._files.items()}
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def last_round(directory: Path) -> int | None:
+    """The number in the last whole row of rounds.csv; None where it has none."""
+    path = directory / ROUNDS
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    rows = text[: text.rfind("\n") + 1].splitlines()[1:]
+    number = rows[-1].partition(",")[0] if rows else ""
+    return int(number) if number.isdecimal() and len(number) < 10 else None

@@ -1,0 +1,66 @@
+"""One process at a time in a run directory.
+
+The lock is the operating system's: it ends with its owner, also after kill -9, and nothing has to find out whether that
+owner still lives. A file beside it says who it is.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedexp.core.errors import ConfigError
+
+LOCK, OWNER = ".lock", ".owner.json"
+
+
+class Occupied(ConfigError):
+    """Another process works in the directory."""
+
+
+@contextmanager
+def occupied(directory: Path) -> Iterator[None]:
+    """Holds the directory, which must exist; raises Occupied, which names the owner, where another process does."""
+    lock = FileLock(directory / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise Occupied(f"{directory}: {owner_of(directory)} is working there") from None
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
+    try:
+        owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        with suppress(OSError):  # it is told, not relied on
+            (directory / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+        yield
+    finally:
+        # The lock's own file stays: without it, one who has opened it and one who makes it anew would both hold it.
+        with suppress(OSError):
+            (directory / OWNER).unlink()
+        lock.release()
+
+
+def owner_of(directory: Path) -> str:
+    """Who holds it, in words."""
+    try:
+        owner = json.loads((directory / OWNER).read_text(encoding="utf-8"))
+        return f"process {owner['process']} on {owner['host']} (since {owner['since']})"
+    except (OSError, ValueError, KeyError):
+        return "another process"
+
+
+def is_occupied(directory: Path) -> bool:
+    """Whether a living process holds it now."""
+    if not (directory / LOCK).exists():
+        return False
+    lock = FileLock(directory / LOCK, timeout=0)
+    try:
+        with lock:
+            return False
+    except Timeout:
+        return True

@@ -1,0 +1,117 @@
+"""What a run directory notes of how its run began (fingerprint.json), and what a resume compares with it.
+
+{"fingerprint": "2:...",          as `identity.fingerprint`
+ "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path
+ "data": {"train": ..., ...},     what the data were when they had been loaded
+ "directory": "..."}              the working directory, in which relative paths begin
+
+Runs that were begun before there was such a file lack it until they are resumed.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+from fedexp.data.types import Data
+from fedexp.rundir.fingerprint import data_marks, essential, fingerprint
+
+NAME = "fingerprint.json"
+PATHS = (
+    *("data_dir", "dataset.root", "surrogate.options.data_dir", "surrogate.options.root"),
+    *("partition.path", "cohorts.path"),
+)
+
+
+def note(directory: Path, container: Mapping[str, Any], data: Data) -> None:
+    """Writes the file, where there is none."""
+    if read(directory):
+        return
+    marks = data_marks(container)
+    found = {"fingerprint": fingerprint(container, marks), "marks": marks, "data": describe(data)}
+    storage.write_json(directory / NAME, found | {"directory": str(Path.cwd())})
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """The content of the file; {} where there is none that can be read."""
+    try:
+        found = json.loads((directory / NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def fingerprint_of(directory: Path) -> dict[str, Any]:
+    """For summary.json: the fingerprint of the run there."""
+    return {"fingerprint": read(directory).get("fingerprint")}
+
+
+def describe(data: Data) -> dict[str, Any]:
+    """Sizes, number of classes, and a checksum of class names and labels. Not of the inputs: the same JPEG may be
+    decoded to other pixels by another version of Pillow."""
+    digest = hashlib.sha256("\n".join(data.classes).encode("utf-8", "surrogateescape"))
+    for labels in (data.y_train, data.y_test):
+        digest.update(labels.cpu().numpy().astype("<i8").tobytes())
+    shape = [int(n) for n in data.x_train.shape[1:]]
+    sizes = {"train": len(data.y_train), "test": len(data.y_test), "classes": data.num_classes}
+    return sizes | {"shape": shape, "labels": digest.hexdigest()[:16]}
+
+
+def differences(directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
+    """A line for each value that decides the result and is another one in the run there. saved: its config.yaml.
+
+    Data that are there on one side only (moved before they were noted, or missing now) are left to who loads them, to
+    `check_data` and to the partition."""
+    noted = mapping_of(read(directory), "marks")
+    there, asked = noted or data_marks(saved), data_marks(container)
+    before, now = essential(saved, there), essential(container, asked)
+    unknown = there.keys() ^ asked.keys()
+    return [
+        f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
+        for key in sorted((now.keys() | before.keys()) - unknown)
+        if now.get(key) != before.get(key)
+    ]
+
+
+def check_data(directory: Path, data: Data) -> None:
+    """Raises ConfigError where the data are other than those that the run there began with."""
+    before, now = mapping_of(read(directory), "data"), describe(data)
+    if wrong := [f"{key}: {before[key]} there, {now[key]} now" for key in now if before.get(key, now[key]) != now[key]]:
+        raise ConfigError(
+            f"resume={directory}: the data are not those that this run began with\n  " + "\n  ".join(wrong)
+        )
+
+
+def mapping_of(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = node.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
+    """The configuration of a resumed run, in which relative paths of data begin where they did: in the working
+    directory of the run's first command, unless they have been typed anew.
+
+    typed: keys of the command line that resumes it."""
+    place = read(directory).get("directory")
+    if not isinstance(place, str):
+        return config
+    changed = config.copy()
+    with open_dict(changed):
+        for key in PATHS:
+            value = OmegaConf.select(changed, key, throw_on_resolution_failure=False)
+            if key in typed or not isinstance(value, str) or (key != "data_dir" and is_interpolated(changed, key)):
+                continue
+            if not Path(value).is_absolute() and Path(place, value).exists():
+                OmegaConf.update(changed, key, str(Path(place, value)))
+    return changed
+
+
+def is_interpolated(config: DictConfig, key: str) -> bool:
+    """Whether the value follows from others, such as ${data_dir}/photos."""
+    parent, _, name = key.rpartition(".")
+    return OmegaConf.is_interpolation(OmegaConf.select(config, parent), name)

@@ -1,0 +1,105 @@
+"""Whether a checkpoint, whose form is right, belongs to the model and the run that would go on from it."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+from fedexp.core.tree import Tree
+from fedexp.rundir import files
+from fedexp.rundir.checkpoint_form import ARRAYS, by_view, is_tensor
+from fedexp.rundir.client_states import file_name
+from fedexp.training.experiment import Experiment
+
+
+def fits_run(directory: Path, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
+    """A check for `checkpoint.load`: raises ConfigError for a state, of the right form, that is not of this run."""
+    start = experiment.initial_state()
+    stage = experiment.stages[0].federation
+    example = experiment.algorithm.client_init(experiment.initial, stage)
+
+    def check(state: Mapping[str, Any]) -> None:
+        try:
+            check_numbers(state, experiment)
+            demand(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
+            for view, tested in by_view(state).items():
+                check_tested(tested, state["round"], experiment)
+                check_history(tested, start.tested[view].history.to_tree())
+            check_tree("server", state["server"], start.server)
+            for client, version in state["clients"].items():
+                path = directory / files.CLIENT_STATES / file_name(client, version)
+                storage.check_tree(path)
+                check_tree(path.name, storage.load_tree(path, mapped=True), example)
+        except Unfit as error:
+            raise ConfigError(f"{directory}: a checkpoint is not of this run ({error})") from error
+
+    return check
+
+
+class Unfit(Exception):
+    """What of a state is not of this run."""
+
+
+def demand(condition: bool, what: str) -> None:
+    if not condition:
+        raise Unfit(what)
+
+
+def check_numbers(state: Mapping[str, Any], experiment: Experiment) -> None:
+    number, rounds, clients = state["round"], experiment.rounds, experiment.settings.num_clients
+    demand(number <= rounds, f"round {number} of {rounds}")
+    over = state["status"] == "completed"
+    demand(over == (number == rounds) or state["status"] == "diverged", f"{state['status']} after round {number}")
+    named = [*state["not_finite"], *state["clients"]]
+    demand(all(client < clients for client in named), f"client {max(named, default=0)} of {clients}")
+    demand(all(version <= number for version in state["clients"].values()), "clients' states of later rounds")
+
+
+def check_tested(found: Mapping[str, Any], number: int, experiment: Experiment) -> None:
+    """number: the round after which the state was saved."""
+    tested = [each for each, _ in found["accuracy"]]
+    demand(bool(tested) and tested[0] == 0 and tested[-1] <= number, "the rounds of accuracy")
+    demand(all(a < b for a, b in itertools.pairwise(tested)), "the rounds of accuracy")
+    names = (tested, len(experiment.stages)) if experiment.has_tasks else ([], 0)
+    demand([each for each, _ in found["tasks"]] == names[0], "the rounds of tasks")
+    demand(all(len(values) == names[1] for _, values in found["tasks"]), "the number of tasks")
+
+
+def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor]) -> None:
+    """start: the history of a run that has just begun."""
+    found = tested["history"]
+    for name in ARRAYS:
+        demand(found[name].dtype == start[name].dtype, f"type of history.{name}")
+    for name in ("counts", "rounds_per_task"):
+        demand(torch.equal(found[name], start[name]), f"history.{name}")
+    rounds, local = found["rounds"].tolist(), found["local_rounds"]
+    demand(rounds == [number for number, _ in tested["accuracy"]], "the rounds of history")
+    clients, classes = start["counts"].shape[-2:]
+    demand(found["class_accuracy"].shape == (len(rounds), classes), "shape of history.class_accuracy")
+    sampled, accuracy = found["sampled"], found["local_class_accuracy"]
+    demand(local.dim() == 1 and sampled.dim() == 2 and len(sampled) == len(local), "shape of history.sampled")
+    demand(accuracy.shape == (*sampled.shape, classes), "shape of history.local_class_accuracy")
+    demand(bool(((sampled >= 0) & (sampled < clients)).all()), "clients of history.sampled")
+    demand(local.tolist() == sorted(set(local.tolist()) & set(rounds)), "the local rounds of history")
+
+
+def check_tree(name: str, found: Tree, expected: Tree) -> None:
+    """Names, shapes and types of what a run begins with must be in what it goes on from; methods may add to it."""
+    if isinstance(expected, dict):
+        demand(isinstance(found, dict), name)
+        named = name.endswith((".params", ".buffers"))  # of the model, all of whose names are known
+        strange = [str(key) for key in found if key not in expected] if named else []
+        demand(not strange, f"{name}.{', '.join(strange)}")
+        for key, value in expected.items():
+            demand(key in found, f"without {name}.{key}")
+            check_tree(f"{name}.{key}", found[key], value)
+    elif is_tensor(expected):
+        demand(is_tensor(found), name)
+        demand(found.shape == expected.shape, f"shape of {name}: {list(found.shape)}, not {list(expected.shape)}")
+        demand(found.dtype == expected.dtype, f"type of {name}: {found.dtype}, not {expected.dtype}")
+    else:
+        demand(type(found) is type(expected), name)

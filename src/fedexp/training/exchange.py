@@ -1,0 +1,215 @@
+"""What server and clients do together: sample, send, train, send back, aggregate.
+
+`exchange` and `role` are algorithms too: almost always the run's own. A method with several exchanges a round, or with
+clients of several kinds, says by the hooks `exchanges` and `roles` whose other hooks count in which of them.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Federation, ServerRound
+from fedexp.core import tree
+from fedexp.core.rng import stream
+from fedexp.core.tree import Tree
+from fedexp.engine.base import Cohort, Gather, Trained, Workbench
+from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
+from fedexp.rundir.client_states import to
+from fedexp.training.experiment import Experiment
+
+
+class Clock:
+    """Seconds of each phase of a round."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Everything since the last lap belongs to this phase."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came back from a cohort."""
+
+    cohort: Cohort
+    trained: Trained
+    losses: list[float]  # [|S|]
+    round: ServerRound
+    bytes_up: int
+    bytes_down: int
+
+
+def ask(
+    experiment: Experiment,
+    exchange: FedAvg,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    number: int,
+    clients: Sequence[int],
+    clock: Clock,
+    evaluate_local: bool = False,
+) -> Answers:
+    """Sends, and trains the clients. kept: client -> its state, of those that have taken part before."""
+    cohort = assemble(experiment, exchange, server, kept, number, clients)
+    clock.lap("sampling")
+    sent = broadcast(exchange, server)
+    trained = train(experiment, sent, cohort, evaluate_local)
+    losses = trained.losses.tolist()  # waits for the device, so that the clock is true
+    clock.lap("train")
+    up = tree.num_bytes(trained.messages) + tree.num_bytes(trained.buffers)
+    down = len(clients) * tree.num_bytes(sent) + tree.num_bytes(cohort.personals)
+    return Answers(cohort, trained, losses, describe(experiment, server, cohort, trained), up, down)
+
+
+def merge(exchange: FedAvg, server: Tree, answers: Answers) -> Tree:
+    """The server's state after aggregation."""
+    new = exchange.aggregate(server, answers.trained.messages, answers.round)
+    if exchange.trains_model:
+        return new | {"buffers": tree.average_buffers(answers.trained.buffers, answers.round.weights)}
+    return new
+
+
+def survey(
+    experiment: Experiment, exchange: FedAvg, server: Tree, kept: Mapping[int, Tree], number: int, clock: Clock
+) -> tuple[Tree, list[Answers]]:
+    """An exchange with all clients, as many at a time as a cohort has: the server's state, and what came back.
+
+    The messages of each group are averaged at once, so that `aggregate` sees one message with one weight per group: all
+    that a weighted mean needs, at the memory of a cohort.
+    """
+    total, size = experiment.stages[0].federation.num_clients, experiment.settings.cohort_size
+    groups, means = [], []
+    for start in range(0, total, size):
+        clients = range(start, min(start + size, total))
+        groups.append(ask(experiment, exchange, server, kept, number, clients, clock))
+        means.append(tree.weighted_mean(groups[-1].trained.messages, groups[-1].round.weights))
+        groups[-1] = replace(groups[-1], trained=replace(groups[-1].trained, messages={}))
+    weights = torch.stack([group.round.weights.sum() for group in groups])
+    server = exchange.aggregate(server, tree.stack(means), replace(groups[0].round, weights=weights))
+    clock.lap("aggregation")
+    return server, groups
+
+
+def not_finite(done: Sequence[Answers]) -> list[int]:
+    """The clients whose loss, message or running statistics hold NaN or Inf."""
+    found: set[int] = set()
+    for answers in done:
+        whole = torch.isfinite(torch.tensor(answers.losses))
+        for leaf in tree.leaves((answers.trained.messages, answers.trained.buffers)):
+            whole &= leaf.isfinite().reshape(len(whole), -1).all(1).cpu()
+        found |= {
+            client for client, is_whole in zip(answers.cohort.clients, whole.tolist(), strict=True) if not is_whole
+        }
+    return sorted(found)
+
+
+def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
+    """Trains a cohort, those with one role together."""
+    bench, engine, lr = experiment.bench, experiment.engine, experiment.lr_at(cohort.round)
+    positions: dict[FedAvg, list[int]] = {}
+    for position, role in enumerate(cohort.roles):
+        positions.setdefault(role, []).append(position)
+    if len(positions) == 1:
+        return engine.train(cohort.roles[0], bench, sent, cohort, cohort.roles[0].rate(lr), evaluate_local)
+    gather = Gather(len(cohort.clients))
+    for role, where in positions.items():
+        gather.add(where, engine.train(role, bench, sent, cohort.take(where), role.rate(lr), evaluate_local))
+    return gather.result()
+
+
+def sample(experiment: Experiment, number: int) -> list[int]:
+    """The clients of a round, uniformly without replacement, or those of the file `cohorts.path`; ascending."""
+    if experiment.cohorts is not None:
+        return experiment.cohorts[number]
+    total, size = experiment.stages[0].federation.num_clients, experiment.settings.cohort_size
+    sampler = stream(experiment.seeds.sampling, "cohort", number)
+    return np.sort(sampler.choice(total, size, replace=False)).tolist()
+
+
+def assemble(
+    experiment: Experiment,
+    exchange: FedAvg,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    number: int,
+    clients: Sequence[int],
+) -> Cohort:
+    """Decides who does what, and prepares the work of each client."""
+    seed, bench, info = experiment.seeds.training, experiment.bench, experiment.stage_of(number).federation
+    roles = exchange.roles(info, clients, stream(seed, "roles", number))
+    pairs = list(zip(roles, clients, strict=True))
+    schedules = [schedule_of(experiment, role, number, client) for role, client in pairs]
+    states = [
+        to(kept[c], bench.device) if c in kept else role.client_init(experiment.initial, info) for role, c in pairs
+    ]
+    plans = [
+        role.plan(info, c, stream(seed, "plan", number, c)) | plan_after(experiment, role, number, c)
+        for role, c in pairs
+    ]
+    personals = [
+        to(role.personal(server, c, kept, info, stream(seed, "personal", number, c)), bench.device) for role, c in pairs
+    ]
+    return Cohort(number, clients, roles, schedules, states, plans, personals)
+
+
+def schedule_of(
+    experiment: Experiment, role: FedAvg, number: int, client: int, epochs: int | None = None, again: str = ""
+) -> Schedule:
+    """What a client trains on in a round: in `epochs` passes, None: as many as its role has."""
+    bench, info = experiment.bench, experiment.stage_of(number).federation
+    return make_schedule(
+        part=role.training_part(info, client),
+        local=replace(bench.local, epochs=epochs or role.epochs(bench.local)),
+        augmentation=bench.augmentation if role.augments else None,
+        image_size=bench.data.image_size,
+        seed=experiment.seeds.training,
+        round=number,
+        client=client,
+        skip_single=experiment.mixes_examples,
+        again=again,
+    )
+
+
+def plan_after(experiment: Experiment, role: FedAvg, number: int, client: int) -> Tree:
+    """The batches of FedAvg.after as a part of a client's plan."""
+    steps = role.after(experiment.stage_of(number).federation, experiment.bench.local)
+    if not steps:
+        return {}
+    fresh = schedule_of(experiment, role, number, client, epochs=1, again=" after")
+    return {f"after_{name}": array for name, array in padded_schedule(fresh, steps).items()}
+
+
+def broadcast(exchange: FedAvg, server: Tree) -> Tree:
+    """What every client of the next exchange receives, with the running statistics of the model in it."""
+    return {"buffers": server["buffers"]} | exchange.broadcast(server)
+
+
+def describe(experiment: Experiment, server: Tree, cohort: Cohort, trained: Trained) -> ServerRound:
+    """The round as the server's hooks see it. `server` is its state before the exchange."""
+    stage = experiment.stage_of(cohort.round)
+    return ServerRound(
+        info=stage.federation,
+        clients=cohort.clients,
+        weights=client_weights(stage.federation, cohort.clients, experiment.bench),
+        previous=server,
+        buffers=trained.buffers,
+        lr=experiment.lr_at(cohort.round),
+        local=experiment.bench.local,
+        public=stage.public,
+        surrogate=stage.surrogate,
+        rng=stream(experiment.seeds.training, "server", cohort.round),
+    )
+
+
+def client_weights(info: Federation, clients: Sequence[int], bench: Workbench) -> torch.Tensor:
+    """[|S|]: numbers of training examples, or ones with weighting=uniform."""
+    return torch.as_tensor(info.weights[list(clients)], dtype=bench.dtype, device=bench.device)

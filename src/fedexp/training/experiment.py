@@ -1,0 +1,157 @@
+"""What a run is made of (`Experiment`) and what changes from round to round (`State`, all that a checkpoint holds)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Federation, PublicData
+from fedexp.config.cohorts import Rounds
+from fedexp.core.errors import ConfigError
+from fedexp.core.settings import Seeds, Settings
+from fedexp.core.tree import Params, Tree
+from fedexp.core.views import PLAIN
+from fedexp.data.partition import Partition
+from fedexp.engine.base import Engine, Workbench
+from fedexp.metrics.forgetting_metric import Metrics
+from fedexp.metrics.history import History
+from fedexp.rundir import files
+from fedexp.rundir.client_states import ClientStates, to
+from fedexp.rundir.files import CHECKPOINT_FORMAT
+
+# Of what a checkpoint holds.
+NOT_OF_THE_STATE = ("format", "lengths", "checksums", "views", "history", "accuracy", "tasks")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What belongs to one task; without a scenario there is one, for the whole run."""
+
+    partition: Partition
+    federation: Federation
+    public: PublicData | None
+    surrogate: PublicData | None  # the server's unlabelled examples
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that a run is made of, checked and loaded."""
+
+    settings: Settings
+    seeds: Seeds
+    algorithm: FedAvg
+    stages: tuple[Stage, ...]  # one for each task
+    rounds_per_task: int
+    bench: Workbench
+    engine: Engine
+    metrics: Metrics
+    initial: Params  # the initial global model, with what the algorithm trains beside it
+    initial_buffers: Params  # its running statistics
+    mixes_examples: bool  # the model's batch norm needs batches of at least two examples
+    cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
+    left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
+
+    @property
+    def rounds(self) -> int:
+        """Of all tasks."""
+        return self.rounds_per_task * len(self.stages)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether this is a scenario of tasks, if only of one."""
+        return self.bench.data.test_tasks is not None
+
+    def stage_of(self, round: int) -> Stage:
+        """The task that is trained in round 1, 2, ...; after the last round it would be the last task."""
+        return self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
+
+    def within_task(self, round: int) -> int:
+        """The round counted from the beginning of its task: 1, 2, ..."""
+        return (round - 1) % self.rounds_per_task + 1
+
+    def ends_task(self, round: int) -> bool:
+        return round % self.rounds_per_task == 0
+
+    def lr_at(self, round: int) -> float:
+        """Its decay begins anew with every task."""
+        return self.bench.local.lr_at(self.within_task(round))
+
+    def initial_state(self) -> "State":
+        model = self.bench.net.own(self.initial)
+        server = self.algorithm.server_init(model, self.stages[0].federation)
+        counts = [stage.partition.counts for stage in self.stages]
+        several = (np.stack(counts), self.rounds_per_task)
+        histories = {view: History(*several) if len(counts) > 1 else History(counts[0]) for view in self.bench.views}
+        return State(server | {"buffers": self.initial_buffers}, {v: Tested(each) for v, each in histories.items()})
+
+
+@dataclass
+class Tested:
+    """What the tests of a run so far have found in one view of the test set."""
+
+    history: History
+    accuracy: list[tuple[int, float]] = field(default_factory=list)  # (round, test accuracy) of evaluated rounds
+    tasks: list[tuple[int, list[float]]] = field(default_factory=list)  # (round, test accuracy on each task)
+
+    def to_tree(self) -> Tree:
+        return {"accuracy": self.accuracy, "tasks": self.tasks, "history": self.history.to_tree()}
+
+    @classmethod
+    def from_tree(cls, saved: Tree) -> "Tested":
+        return cls(History.from_tree(saved["history"]), saved["accuracy"], saved["tasks"])
+
+
+@dataclass
+class State:
+    """The state after a whole round."""
+
+    server: Tree
+    tested: dict[str, Tested]  # test view -> results, the plain view first
+    round: int = 0
+    clients: ClientStates = field(default_factory=ClientStates)  # of those that keep something and took part
+    examples: int = 0  # trained on by clients so far
+    train_seconds: float = 0.0
+    seconds: float = 0.0
+    status: str = "running"  # running | completed | diverged
+    not_finite: list[int] = field(default_factory=list)  # of a run that has diverged: the clients it began with
+    wandb_id: str | None = None
+    spans: list[dict[str, Any]] = field(default_factory=list)  # `first` round of each, and with what it was computed
+    alignment: list[dict[str, Any]] = field(default_factory=list)  # of neurons in the last round, where it is measured
+
+    @property
+    def history(self) -> History:
+        """Of the plain view."""
+        return self.tested[PLAIN].history
+
+    @property
+    def accuracy(self) -> list[tuple[int, float]]:
+        """Of the plain view."""
+        return self.tested[PLAIN].accuracy
+
+    def to_tree(self, versions: dict[int, int]) -> Tree:
+        """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
+        which have files of their own."""
+        names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id", "spans")
+        views = {view: tested.to_tree() for view, tested in self.tested.items()}
+        return {name: getattr(self, name) for name in names} | {
+            "format": CHECKPOINT_FORMAT,
+            "server": self.server,
+            "clients": versions,
+            **views.pop(PLAIN),
+            "views": views,
+            "alignment": self.alignment,
+        }
+
+    @classmethod
+    def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
+        """directory: of the run, where the client states are."""
+        if saved.get("format") != CHECKPOINT_FORMAT:
+            raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
+        values: dict[str, Any] = {k: v for k, v in saved.items() if k not in NOT_OF_THE_STATE}
+        tested = {PLAIN: saved} | saved.get("views", {})  # which older checkpoints lack
+        values["server"] = to(values["server"], device)
+        values["clients"] = ClientStates(directory / files.CLIENT_STATES, saved["clients"])
+        return cls(tested={view: Tested.from_tree(each) for view, each in tested.items()}, **values)

@@ -1,0 +1,80 @@
+"""With what a run was made: versions, commit, hardware, and what of it decides over the numbers."""
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedexp
+from fedexp.engine.hardware import Resolved
+from fedexp.rundir.fingerprint import fingerprint
+from fedexp.training.experiment import State
+
+
+def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
+    """With what the numbers were made; under `determinism`, all that would have to be equal, beside the data, for them
+    to come out the same to the last bit. Where a run has been resumed with another setting, `spans` lists the rounds of
+    each with its own, and beside it stands only what was equal in all."""
+    made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
+    decisive = {"config": fingerprint(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
+    decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
+    if len(state.spans) > 1:
+        differing = {key for span in state.spans for key, value in span.items() if decisive.get(key, value) != value}
+        unknown = any(span.keys() == {"first"} for span in state.spans)
+        decisive = {k: v for k, v in decisive.items() if k not in differing and not (unknown and k in state.spans[-1])}
+        decisive["spans"] = list_spans(state)
+    return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
+
+
+def begin_span(state: State, hardware: Resolved) -> None:
+    """Notes with what the rounds from here on are computed, unless it is as before."""
+    now = {"versions": versions(*NUMERIC), "commit": commit()} | hardware.arithmetic()
+    if state.accuracy and not state.spans:  # a checkpoint of an older version, which has not kept it
+        state.spans.append({"first": 0})
+    first = state.round + 1 if state.accuracy else 0
+    if not state.spans or {k: v for k, v in state.spans[-1].items() if k != "first"} != now:
+        state.spans.append({"first": first} | now)
+
+
+def list_spans(state: State) -> list[dict[str, Any]]:
+    """`rounds` (first and last) of each, and its setting; only `rounds` where that was not kept."""
+    lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
+    return [
+        {"rounds": [span["first"], last]} | {key: value for key, value in span.items() if key != "first"}
+        for span, last in zip(state.spans, lasts, strict=True)
+    ]
+
+
+# Packages that take part in the numbers, from decoded images to solved linear programs.
+NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of fedexp, Python and those packages that are installed."""
+    found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found | {"torch": str(torch.__version__)}  # with the build, such as +cpu
+
+
+def commit() -> str | None:
+    """The git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local changes."""
+    source = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=source, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != source.parents[1]:
+            return None  # some other project's checkout holds the environment that fedexp is installed in
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

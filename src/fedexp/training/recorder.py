@@ -1,0 +1,301 @@
+"""Turns the results of rounds into tidy files, checkpoints, the summary and calls of the trackers."""
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedexp.core.tree import Tree
+from fedexp.core.views import PLAIN, file_of, others, suffixed
+from fedexp.engine.base import Cohort, Evaluation
+from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
+from fedexp.metrics.targets import rounds_to_target
+from fedexp.metrics.tasks import TaskHistory
+from fedexp.rundir import checkpoint, csv_files, files
+from fedexp.trackers.base import RoundRecord, Tracker
+from fedexp.training.experiment import Experiment, State, Tested
+
+log = logging.getLogger("fedexp")
+
+SAVING_SHARE = 0.05  # of the time, for checkpoints that are saved as often as they can be
+# Of a round, in their order. "writing" is that of the round before: its own is not over when its row is written.
+PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
+TAIL = (
+    *("bytes_up", "bytes_down", "train_samples_per_second"),
+    *(f"{phase}_seconds" for phase in PHASES),
+    "seconds",
+)
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Everything that one round has produced."""
+
+    round: int
+    server: Tree
+    cohort: Cohort
+    client_states: list[Tree]
+    losses: list[float]  # [|S|]
+    train_loss: float  # weighted like the aggregation
+    not_finite: list[int] | None  # where loss or model are not finite: the clients whose own were not; else None
+    lr: float
+    evaluations: dict[str, Evaluation]  # of each test view; empty: not evaluated in this round
+    local_class_correct: dict[str, torch.Tensor] | None  # of each test view, int64 [|S|, C]
+    alignment: list[dict[str, Any]]  # of neurons; empty where it is not measured
+    examples: int  # trained on
+    bytes_up: int
+    bytes_down: int
+    seconds: dict[str, float]  # phase -> wall time
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Of the plain view."""
+        return self.evaluations.get(PLAIN)
+
+
+class Recorder:
+    """Writes one run directory. What it has recorded is in the files before the next round starts."""
+
+    def __init__(
+        self, directory: Path, experiment: Experiment, trackers: Sequence[Tracker], lengths: Mapping[str, int] | None
+    ):
+        """lengths: of the files at the checkpoint that the run resumes from; None for a new run."""
+        self.directory, self.experiment, self.trackers = directory, experiment, trackers
+        self.views = experiment.bench.views
+        classes = [file_of(files.CLASSES, view) for view in self.views]
+        names = (files.ROUNDS, *classes, files.CLIENTS, *((files.TASKS,) if experiment.has_tasks else ()))
+        self.files = csv_files.RunFiles(directory, names, lengths)
+        data = experiment.bench.data
+        self.writing_seconds = 0.0  # since the last row
+        self._saved_at, self._saving_seconds = time.perf_counter(), 0.0  # the last checkpoint: its end, what it took
+        self.totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+        tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
+        self.task_totals = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
+
+    def record_initial(self, state: State, evaluations: Mapping[str, Evaluation]) -> None:
+        """Round 0: the initial model, in each test view."""
+        with uninterrupted():
+            self._add_evaluations(state, 0, evaluations)
+            self._write_round(state, 0, evaluations, {})
+            self.save_checkpoint(state)
+
+    def record_round(self, state: State, result: RoundResult) -> None:
+        """Moves the state on to the end of this round and writes it down; Ctrl+C waits until that is done."""
+        with uninterrupted():
+            state.server, state.round = result.server, result.round
+            kept = zip(result.cohort.clients, result.client_states, strict=True)
+            state.clients.update({client: kept_state for client, kept_state in kept if kept_state})
+            state.examples += result.examples
+            state.alignment = result.alignment
+            phases = result.seconds | {"writing": self.writing_seconds}
+            start, seconds = time.perf_counter(), sum(phases.values())
+            state.train_seconds += phases["train"]
+            state.seconds += seconds
+            self._add_evaluations(state, result.round, result.evaluations)
+            for view, correct in (result.local_class_correct or {}).items():
+                local = class_accuracy(correct.cpu().numpy(), self.totals)
+                state.tested[view].history.add_local(result.round, np.array(result.cohort.clients), local)
+            self._update_status(state, result)
+            values = {
+                "train_loss": result.train_loss,
+                "lr": result.lr,
+                "bytes_up": result.bytes_up,
+                "bytes_down": result.bytes_down,
+                "train_samples_per_second": result.examples / phases["train"],
+                **{f"{phase}_seconds": phases[phase] for phase in PHASES},
+                "seconds": seconds,
+            }
+            self._write_round(state, result.round, result.evaluations, values)
+            self._write_clients(state, result)
+            if state.status != "running" or self._is_due(state.round):
+                self.save_checkpoint(state)
+            self.writing_seconds = time.perf_counter() - start
+
+    def save_checkpoint(self, state: State) -> None:
+        """The state together with the lengths and checksums of the files that belong to it."""
+        if not state.accuracy:
+            return  # nothing has been recorded yet
+        start = time.perf_counter()
+        # First, since a directory that was removed is not made again.
+        tables = {"lengths": self.files.lengths(), "checksums": self.files.checksums()}
+        versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
+        checkpoint.save(self.directory, state.to_tree(versions) | tables)
+        state.clients.tidy()
+        self._saved_at = time.perf_counter()
+        self._saving_seconds = self._saved_at - start
+
+    def _is_due(self, number: int) -> bool:
+        """Whether to save the state after this round."""
+        interval = self.experiment.settings.checkpoint_interval
+        if interval is not None:
+            return number % interval == 0
+        return self._saving_seconds <= SAVING_SHARE * (time.perf_counter() - self._saved_at)
+
+    def _update_status(self, state: State, result: RoundResult) -> None:
+        if result.not_finite is not None:
+            log.warning("round %d: %s; the run has diverged", result.round, what_is_not_finite(result.not_finite))
+            state.status, state.not_finite = "diverged", result.not_finite
+        elif result.round == self.experiment.rounds:
+            state.status = "completed"
+
+    def _add_evaluations(self, state: State, number: int, evaluations: Mapping[str, Evaluation]) -> None:
+        for view, evaluation in evaluations.items():
+            tested, correct = state.tested[view], evaluation.class_correct.cpu().numpy()
+            tested.history.add(number, class_accuracy(correct, self.totals))
+            tested.accuracy.append((number, overall_accuracy(correct, self.totals)))
+            if self.experiment.has_tasks:
+                right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals)
+                tested.tasks.append((number, right.tolist()))
+
+    def learned(self, number: int) -> int:
+        """How many tasks have been begun when round `number` is over; 0 before the first round."""
+        return -(-number // self.experiment.rounds_per_task)
+
+    def task_history(self, tested: Tested) -> TaskHistory:
+        return TaskHistory.of(tested.tasks, self.experiment.rounds_per_task)
+
+    def _write_round(
+        self, state: State, number: int, evaluations: Mapping[str, Evaluation], values: Mapping[str, float | int]
+    ) -> None:
+        """One row of rounds.csv; cells are empty where a value is undefined."""
+        if evaluations:
+            self._write_classes(state, number)
+            self._write_tasks(state, number)
+        tested = {view: self._view_values(state.tested[view], evaluations.get(view)) for view in self.views}
+        first = tested[PLAIN]
+        row: dict[str, Any] = {"round": number} | {name: first.pop(name) for name in ("test_accuracy", "test_loss")}
+        row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
+        row |= {"task": self.learned(number)} if self.experiment.has_tasks else {}
+        for view, columns in tested.items():
+            row |= suffixed(columns, view)
+        row |= {name: values.get(name) for name in TAIL}
+        self.files.append(files.ROUNDS, [row])
+        per_class = state.history.class_accuracy[-1] if evaluations else None
+        shown = {name: plain(value) for name, value in row.items() if name != "round"}
+        further = {view: state.tested[view].history for view in others(self.views)}
+        record = RoundRecord(number, shown, per_class, state.history, further)
+        for tracker in self.trackers:
+            tracker.log_round(record)
+
+    def _view_values(self, tested: Tested, evaluation: Evaluation | None) -> dict[str, Any]:
+        """The columns of rounds.csv that a test view has; all None where the round was not evaluated."""
+        values: dict[str, Any] = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
+        if self.experiment.has_tasks:
+            values |= self.task_history(tested).values()
+        values |= self.experiment.metrics.round_values(tested.history)
+        return dict.fromkeys(values) if evaluation is None else values | {"test_loss": float(evaluation.loss)}
+
+    def _write_classes(self, state: State, number: int) -> None:
+        """Rows of class_accuracy.csv, and of the file of each further test view."""
+        for view in self.views:
+            per_class = state.tested[view].history.class_accuracy[-1].tolist()
+            rows = ({"round": number, "class": c, "accuracy": a} for c, a in enumerate(per_class))
+            self.files.append(file_of(files.CLASSES, view), rows)
+
+    def _write_tasks(self, state: State, number: int) -> None:
+        """Rows of tasks.csv, where there are tasks."""
+        if not self.experiment.has_tasks:
+            return
+        row = {"round": number, "task": self.learned(number)}
+        found = [suffixed({"accuracy": state.tested[view].tasks[-1][1]}, view) for view in self.views]
+        columns = {name: values for each in found for name, values in each.items()}
+        rows = ({name: values[s] for name, values in columns.items()} for s in range(len(self.task_totals)))
+        self.files.append(files.TASKS, (row | {"evaluated_task": s} | each for s, each in enumerate(rows, 1)))
+
+    def _write_clients(self, state: State, result: RoundResult) -> None:
+        local: dict[str, np.ndarray] = {}
+        for view in result.local_class_correct or ():
+            local |= suffixed(self.experiment.metrics.client_values(state.tested[view].history), view)
+        parts = self.experiment.stage_of(result.round).federation.parts
+        rows = []
+        for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
+            row: dict[str, Any] = {"round": result.round, "client": client}
+            if self.experiment.has_tasks:
+                row["role"] = type(result.cohort.roles[i]).__name__.lower()
+            row |= {"examples": len(parts[client]), "steps": schedule.steps}
+            row |= {"train_loss": result.losses[i]} | {name: float(values[i]) for name, values in local.items()}
+            rows.append(row)
+        self.files.append(files.CLIENTS, rows)
+
+    def summary(self, state: State) -> dict[str, Any]:
+        """The result part of summary.json."""
+        speed = state.examples / state.train_seconds if state.train_seconds else None
+        first = self._view_summary(state.tested[PLAIN])
+        reached = first.pop("rounds_to_target")
+        further = [suffixed(self._view_summary(state.tested[view]), view) for view in others(self.views)]
+        return {
+            **first,
+            **({"alignment": state.alignment} if state.alignment else {}),
+            "rounds_to_target": reached,
+            **{name: value for values in further for name, value in values.items()},
+            "rounds": state.round,
+            **({"left_out": self.experiment.left_out} if self.experiment.left_out else {}),
+            **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
+            **({"hint": hint} if (hint := self.hint(state)) else {}),
+            "seconds": state.seconds,
+            "train_samples_per_second": speed,
+        }
+
+    def _view_summary(self, tested: Tested) -> dict[str, Any]:
+        """What summary.json says of a test view."""
+        settings, last = self.experiment.settings, tested.accuracy[-1][1]
+        trained = [(number, value) for number, value in tested.accuracy if number >= 1]
+        rounds, values = [number for number, _ in trained], [value for _, value in trained]
+        return {
+            "accuracy": last,
+            "best_accuracy": max(values, default=last),
+            **{k: plain(v) for k, v in self.experiment.metrics.summary(tested.history).items()},
+            **(self.task_history(tested).summary() if self.experiment.has_tasks else {}),
+            "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
+        }
+
+    def hint(self, state: State) -> str:
+        """Return what the algorithm says of a run that diverged or never was twice as good as chance."""
+        best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
+        failed = state.status == "diverged" or best * len(self.totals) < 2
+        return self.experiment.algorithm.hint if failed else ""
+
+    def close(self) -> None:
+        self.files.close()
+
+
+def what_is_not_finite(clients: Sequence[int]) -> str:
+    """clients: whose loss or model is not."""
+    if not clients:
+        return "the model is not finite after aggregation, though what every client sent is"
+    named = ", ".join(map(str, clients[:10])) + (" and others" if len(clients) > 10 else "")
+    return f"the loss or the model of {'client' if len(clients) == 1 else 'clients'} {named} is not finite"
+
+
+def plain(value: Any) -> Any:
+    """NaN and Inf as None (json and W&B have no place for them), numpy scalars as Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds back SIGINT and SIGTERM while a round is written down, and delivers them afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda number, frame: held.append(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])

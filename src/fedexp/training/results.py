@@ -1,0 +1,78 @@
+"""What a run leaves when it is over: pictures, and summary.json last."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import VIEWS, file_of
+from fedexp.figures import make_figures, missing_figures
+from fedexp.rundir import files
+from fedexp.training.experiment import State
+
+if TYPE_CHECKING:
+    from fedexp.training.experiment import Experiment
+
+log = logging.getLogger("fedexp")
+
+
+def write_results(directory: Path, state: State, summary: dict[str, Any], figures: bool) -> list[Path]:
+    """summary.json last: a run that has one is complete, whenever it was killed."""
+    for view, tested in state.tested.items():
+        if tested.history.local_rounds:
+            tested.history.save_local(directory / file_of(files.LOCAL, view))
+    pictures = draw(directory, summary) if figures else []
+    storage.write_json(directory / files.SUMMARY, summary)
+    return pictures
+
+
+def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
+    """A picture that fails does not lose a run."""
+    try:
+        return make_figures(directory, summary)
+    except OSError as error:
+        log.warning("the figures cannot be written (%s)", error.strerror)
+    except Exception:
+        log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
+    return []
+
+
+def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
+    """The pictures of a finished run that a full disk has kept from being written."""
+    try:
+        lost = missing_figures(directory)
+    except (ConfigError, OSError):
+        return  # the files are damaged: nothing can be drawn from them
+    if lost:
+        log.info("%s: %s drawn now", directory, "1 figure is" if lost == 1 else f"{lost} figures are")
+        draw(directory, summary)
+
+
+def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
+    names = (
+        files.SUMMARY,
+        files.ROUNDS,
+        *(file_of(files.CLASSES, view) for view in VIEWS),
+        files.TASKS,
+        files.CLIENTS,
+        *(file_of(files.LOCAL, view) for view in VIEWS),
+        files.PARTITION,
+        files.CONFIG,
+    )
+    return [directory / name for name in names if (directory / name).exists()] + list(pictures)
+
+
+def data_of(experiment: "Experiment") -> dict[str, int]:
+    """The numbers of a run that stand against the expected ones, for its summary."""
+    import torch
+
+    data, federation = experiment.bench.data, experiment.stages[0].federation
+    learned = torch.tensor(sorted(set().union(*federation.tasks)), device=data.y_train.device)
+    return {
+        "train": int(torch.isin(data.y_train, learned).sum()),
+        "test": int(torch.isin(data.y_test, learned).sum()),
+        "classes": len(learned),
+        "clients": federation.num_clients,
+    }

@@ -1,0 +1,119 @@
+"""The round loop: sample, train, aggregate, refine, evaluate, record. It knows no algorithm by name."""
+
+import math
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from fedexp.core import tree
+from fedexp.core.tree import Tree
+from fedexp.engine.base import Evaluation, has_own
+from fedexp.engine.network import LiveNetwork, subnormals_as_zero
+from fedexp.training.exchange import Answers, Clock, ask, merge, not_finite, sample, survey
+from fedexp.training.experiment import Experiment, State
+from fedexp.training.neurons import local_models, measure
+from fedexp.training.profiling import profiled
+from fedexp.training.recorder import Recorder, RoundResult
+
+
+def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
+    """Goes on from the state's round to the last one. Interrupted, it saves the state after the last whole round."""
+    settings, first = experiment.settings, state.round + 1
+    profiled_round = min(first + 1, experiment.rounds) if settings.profile else None  # the first one warms up
+    try:
+        if not state.accuracy:
+            recorder.record_initial(state, evaluate(experiment, state.server, 0))
+        while state.status == "running":
+            number = state.round + 1
+            with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
+                result = play_round(experiment, state)
+            recorder.record_round(state, result)
+    except KeyboardInterrupt:
+        recorder.save_checkpoint(state)
+        raise
+    return state
+
+
+@subnormals_as_zero()
+def play_round(experiment: Experiment, state: State) -> RoundResult:
+    """Computes one round from a state that it leaves unchanged."""
+    clock, number = Clock(), state.round + 1
+    algorithm, bench, info = experiment.algorithm, experiment.bench, experiment.stage_of(number).federation
+    evaluated = number % experiment.settings.eval_interval == 0 or experiment.ends_task(number)
+    server = state.server
+    if number > 1 and experiment.within_task(number) == 1:
+        server = algorithm.begin_task(server, experiment.initial | experiment.initial_buffers, info)
+    clients = sample(experiment, number)
+    kept: Mapping[int, Tree] = state.clients
+    done: list[Answers] = []
+
+    # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
+    for exchange in algorithm.exchanges(info):
+        local = evaluated and experiment.metrics.needs_local and exchange.trains_model
+        done.append(ask(experiment, exchange, server, kept, number, clients, clock, local))
+        kept = ChainMap(dict(zip(clients, done[-1].trained.states, strict=True)), kept)  # type: ignore[arg-type]
+        server = merge(exchange, server, done[-1])
+        clock.lap("aggregation")
+
+    # 2. Refine on the server.
+    if has_own(algorithm, "refine"):
+        bench.net.set_buffers(server["buffers"])
+        server = algorithm.refine(LiveNetwork(bench.net), server, done[-1].trained.messages, done[-1].round)
+    clock.lap("refinement")
+
+    # 3. At the end of a task that another follows, what all clients are asked for.
+    if experiment.ends_task(number) and number < experiment.rounds:
+        for exchange in algorithm.closing(info):
+            server, groups = survey(experiment, exchange, server, state.clients, number, clock)
+            done += groups
+
+    # 4. Evaluate the new global model.
+    evaluations = evaluate(experiment, server, number) if evaluated else {}
+    alignment = align(experiment, state.server, server, done) if number == experiment.rounds else []
+    clock.lap("evaluation")
+    evaluating = sum(each.trained.evaluation_seconds for each in done)
+    clock.seconds["train"] -= evaluating
+    clock.seconds["evaluation"] += evaluating
+    evaluated_local = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
+    train_loss = float(np.average(done[0].losses, weights=done[0].round.weights.tolist()))
+    finite = math.isfinite(train_loss) and tree.is_finite(server["params"])
+    return RoundResult(
+        round=number,
+        server=server,
+        cohort=done[0].cohort,
+        client_states=[kept[client] for client in clients],
+        losses=done[0].losses,
+        train_loss=train_loss,
+        not_finite=None if finite else not_finite(done),
+        lr=experiment.lr_at(number),
+        evaluations=evaluations,
+        local_class_correct=evaluated_local[-1] if evaluated_local else None,
+        alignment=alignment,
+        examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
+        bytes_up=sum(each.bytes_up for each in done),
+        bytes_down=sum(each.bytes_down for each in done),
+        seconds=clock.seconds,
+    )
+
+
+def evaluate(experiment: Experiment, server: Tree, number: int) -> dict[str, Evaluation]:
+    """Test the global model after round `number` in each test view."""
+    model = model_of(server)  # once: an engine of several processes sends each object that it has not seen
+    bench = experiment.bench
+    return {view: experiment.engine.evaluate(bench, model, view, number) for view in bench.views}
+
+
+def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[Answers]) -> list[dict[str, Any]]:
+    """Of neurons over this round, where a metric asks for it."""
+    if not experiment.metrics.needs_neurons:
+        return []
+    found = [local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)) for each in done]
+    return measure(experiment.bench, model_of(before), model_of(after), next(filter(None, reversed(found)), []))
+
+
+def model_of(server: Tree) -> Tree:
+    """The global model alone."""
+    return {name: server[name] for name in ("params", "buffers")}
