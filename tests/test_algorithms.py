@@ -40,7 +40,7 @@ from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.experiment import Experiment, State
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run
-from world import CONF, ENGINES, LOCAL, advance, assemble, broadcast, describe, flat, make_experiment, play
+from toy_federation import CONF, ENGINES, LOCAL, advance, assemble, broadcast, describe, flat, make_experiment, play
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ class EveryHook(FedAvg):
     def client_init(self, params, info):
         return {"rounds": torch.zeros((), dtype=torch.int64), "last": params}
 
-    def plan(self, info, client, rng):
+    def host_plan(self, info, client, rng):
         return {"extra": rng.choice(info.parts[client], 3), "role": client}
 
-    def begin(self, net, data, ctx):
+    def client_setup(self, net, data, ctx):
         x, _ = data.take(ctx.plan["extra"])
         return {"x": x, "teacher": net(ctx.server["params"], x).features}
 
     def penalty(self, net, params, ctx):
-        return self.pull * ((net(params, ctx.begin["x"]).features - ctx.begin["teacher"]) ** 2).mean()
+        return self.pull * ((net(params, ctx.setup["x"]).features - ctx.setup["teacher"]) ** 2).mean()
 
-    def correct(self, grads, params, batch, ctx):
+    def transform_grads(self, grads, params, batch, ctx):
         strength = self.pull * (1 + ctx.plan["role"]) / (1 + ctx.client["rounds"] + batch.step)
         return {k: grads[k] + strength * (params[k] - ctx.client["last"][k]) / ctx.steps for k in grads}
 
@@ -304,8 +304,8 @@ def test_objective_has_the_gradient_of_finite_differences(row):
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[number].items()}
     sent, steps = broadcast(experiment, state), torch.tensor(float(data.steps), dtype=torch.float64)
     ctx = Context(sent, cohort.personals[number], cohort.states[number], plan, {}, 0.1, steps, LOCAL)
-    ctx = replace(ctx, begin=algorithm.begin(net, data, ctx))
-    start = algorithm.start(net, data, ctx)
+    ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
+    start = algorithm.initial_params(net, data, ctx)
     params = tree.map(torch.add, start, noise(0.05))
     batch = next(data.batches())
 

@@ -24,7 +24,7 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.core.settings import LocalTraining
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.types import ImageData
-from fedexp.engine.base import Cohort, Workbench
+from fedexp.engine.base import ClientRuntime, Cohort
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import Sequential
@@ -90,7 +90,7 @@ def test_bare_training_is_that_of_fedexp(algorithm):
     module = module.to(memory_format=torch.channels_last)  # as in fedexp.training.prepare
     labels = torch.arange(10)
     data = ImageData("noise", pixels(10), labels, pixels(10), labels, tuple("abcdefghij"), MEAN, STD)
-    workbench = Workbench(FunctionalNetwork(module, "fp64"), data, None, local, torch.float64)
+    workbench = ClientRuntime(FunctionalNetwork(module, "fp64"), data, None, local, torch.float64)
     schedule = make_schedule(np.arange(10), local, None, (32, 32), seed=0, round=1, client=0)
     server = {"params": {k: v.detach().clone() for k, v in module.named_parameters()}, "buffers": {}}
     cohort = Cohort(1, [0], [FedAvg()], [schedule], [{}], [{}], [{}])

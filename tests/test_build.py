@@ -17,7 +17,7 @@ from fedexp.config.build import GROUPS, build, convert, find_class
 from fedexp.config.options import known_keys, list_groups, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
-from world import CONF, composed
+from toy_federation import CONF, composed
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
 OPTIONS = {group: list_options(group, [CONF]) for group in list_groups([CONF])}

@@ -20,7 +20,7 @@ from fedexp.rundir.csv_files import CsvFile
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round
 from test_algorithms import record, tables
-from world import make_experiment
+from toy_federation import make_experiment
 
 ROUNDS = 4
 

@@ -17,7 +17,7 @@ from fedexp.rundir import client_states
 from fedexp.rundir.client_states import ClientStates, choose_place, size_of
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, record
-from world import CONF, ENGINES, Normed, advance, flat, make_experiment, play
+from toy_federation import CONF, ENGINES, Normed, advance, flat, make_experiment, play
 
 
 def state(value):

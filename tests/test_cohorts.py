@@ -8,7 +8,7 @@ from fedexp.config.cohorts import Cohorts, check_begun
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
-from world import advance, make_experiment
+from toy_federation import advance, make_experiment
 
 
 def read(path, rounds=3):

@@ -12,7 +12,7 @@ from fedexp.analysis.compare import load_jobs, load_runs
 from fedexp.analysis.layout import sections
 from fedexp.analysis.report import main
 from fedexp.analysis.sweep import load_sweep
-from world import CONF
+from toy_federation import CONF
 
 TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
 

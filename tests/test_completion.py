@@ -14,7 +14,7 @@ from fedexp.cli.completion import SCRIPTS, answer_shell, candidates, settable
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.fingerprint import flatten
-from world import CONF, composed
+from toy_federation import CONF, composed
 
 ROOT = Path(__file__).parents[1]
 

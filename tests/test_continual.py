@@ -24,7 +24,7 @@ from fedexp.data.tasks import ClassIncremental
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal, record, tables
-from world import (
+from toy_federation import (
     CLASSES,
     CONF,
     ENGINES,
@@ -220,9 +220,9 @@ def test_batch_norm_models(row):
 
 def test_data_of_other_tasks_are_never_read(monkeypatch):
     """Every access to training examples goes through one door; it raises for what the task does not own."""
-    from fedexp.engine.base import Workbench
+    from fedexp.engine.base import ClientRuntime
 
-    load = Workbench.load_train
+    load = ClientRuntime.load_train
     for row in ROWS:
         experiment = stream(row.make())
         state = experiment.initial_state()
@@ -237,7 +237,7 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
                 assert not foreign, f"examples {foreign} of another task are read"
                 return load(self, index, draws)
 
-            monkeypatch.setattr(Workbench, "load_train", guarded)
+            monkeypatch.setattr(ClientRuntime, "load_train", guarded)
             advance(state, play_round(experiment, state))
 
 
@@ -382,7 +382,7 @@ def test_ewc_s_quadratic_is_the_sum_over_tasks():
     """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a constant."""
     algorithm = FedEWC(lambda_=3.0, fisher="old_tasks")
     experiment = stream(algorithm)
-    (fisher,) = algorithm.closing(experiment.stages[0].federation)
+    (fisher,) = algorithm.closing_exchanges(experiment.stages[0].federation)
     generator = torch.Generator().manual_seed(1)
 
     def random(like):
@@ -522,8 +522,8 @@ def test_dmc_keeps_the_new_model_and_the_student_apart():
     advance(spoiled, play_round(experiment, spoiled))
     assert_equal(spoiled.server["params"], state.server["params"])
     new, student = experiment.algorithm.exchanges(experiment.stages[1].federation)
-    assert (student.epochs(LOCAL), student.rate(0.1)) == (4, 0.2)
-    assert (new.epochs(LOCAL), new.rate(0.1)) == (2, 0.1)
+    assert (student.epochs(LOCAL), student.local_lr(0.1)) == (4, 0.2)
+    assert (new.epochs(LOCAL), new.local_lr(0.1)) == (2, 0.1)
     assert optimizers.memory_of(experiment.initial, LOCAL).keys() == {"momentum"}
 
 
@@ -540,7 +540,7 @@ def test_centralised_dmc_starts_both_models_from_the_old_one():
     assert_equal(new.broadcast(server)["params"], old)
     changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}  # as the new model has learned
     assert_equal(student.broadcast(changed)["params"], old)
-    assert (student.epochs(LOCAL), student.rate(0.1)) == (LOCAL.epochs, 0.1)
+    assert (student.epochs(LOCAL), student.local_lr(0.1)) == (LOCAL.epochs, 0.1)
 
 
 # --- what makes no sense

@@ -26,7 +26,7 @@ from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
-from world import LOCAL, PLAIN, assemble, broadcast, describe, flat, make_experiment, play
+from toy_federation import LOCAL, PLAIN, assemble, broadcast, describe, flat, make_experiment, play
 
 
 def assert_close(actual, expected, atol=1e-12):
@@ -275,7 +275,7 @@ def test_fedka_chooses_by_loss(selection):
     client, plan = cohort.clients[0], {k: torch.as_tensor(v) for k, v in cohort.plans[0].items()}
     data = ScheduledData(experiment.bench, cohort.schedules[0])
     ctx = Context(state.server, {}, {}, plan, {}, 0.1, torch.tensor(1.0), LOCAL)
-    begun, part = algorithm.begin(net, data, ctx), info.parts[client]
+    begun, part = algorithm.client_setup(net, data, ctx), info.parts[client]
     best = {}
     for c in np.flatnonzero(algorithm.classes(info, client)[1]):
         x, y = data.take(torch.from_numpy(part[info.labels[part] == c]))

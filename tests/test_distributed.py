@@ -12,7 +12,7 @@ from fedexp.engine.hardware import Hardware
 from fedexp.engine.processes.distributed import CPU, Packet, _Unpickler, attempt
 from fedexp.engine.processes.ranks import Ranks, find_ranks
 from fedexp.engine.processes.worker import Failure
-from world import CONF
+from toy_federation import CONF
 
 MASTER = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 TORCHRUN = MASTER | {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}

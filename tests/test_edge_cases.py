@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 
-import world
 from fedexp.core import storage, tree
 from fedexp.data.partition import Partitioner
 from fedexp.data.types import ImageData
@@ -22,7 +21,7 @@ from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from world import CLASSES, Noise, make_experiment
+from toy_federation import CLASSES, Noise, make_experiment
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
 every_class = pytest.mark.parametrize("name", ROWS)

@@ -14,7 +14,7 @@ from fedexp.config.build import resolve
 from fedexp.rundir import elsewhere
 from fedexp.rundir.elsewhere import alike, complete, exact, finished_runs
 from test_compare import make_run, one
-from world import CONF, composed
+from toy_federation import CONF, composed
 
 
 def make(folder, overrides, accuracy, choices, **changes):

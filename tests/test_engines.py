@@ -32,7 +32,7 @@ from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
 from fedexp.training.prepare import prepare
 from fedexp.training.rounds import play_round
-from world import (
+from toy_federation import (
     AUGMENTATION,
     ENGINES,
     HARDWARE,
@@ -418,8 +418,8 @@ def test_what_decides_how_sums_are_rounded():
 class Failing(FedAvg):
     hook: str
 
-    def begin(self, net, data, ctx):
-        return self.fail("begin", {})
+    def client_setup(self, net, data, ctx):
+        return self.fail("client_setup", {})
 
     def penalty(self, net, params, ctx):
         return self.fail("local training", 0.0)
@@ -433,7 +433,7 @@ class Failing(FedAvg):
         return value
 
 
-@pytest.mark.parametrize("hook", ["begin", "local training", "finish"])
+@pytest.mark.parametrize("hook", ["client_setup", "local training", "finish"])
 def test_failure_names_client_and_hook(hook):
     experiment = make_experiment(Failing(hook=hook))
     first = assemble(experiment, experiment.initial_state(), 1).clients[0]
@@ -616,7 +616,7 @@ def test_both_ways_of_convolving_take_the_same_steps():
 class Transposing(FedAvg):
     """Returns gradients with other strides and the same values."""
 
-    def correct(self, grads, params, batch, ctx):
+    def transform_grads(self, grads, params, batch, ctx):
         return {k: g.transpose(0, -1).contiguous().transpose(0, -1) for k, g in grads.items()}
 
 

@@ -10,7 +10,7 @@ from fedexp.analysis.sweep import load_sweep
 from fedexp.cli import main
 from fedexp.config.options import list_options
 from test_compare import TABLE8, make_run, one
-from world import CONF, composed
+from toy_federation import CONF, composed
 
 CIFAR = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
 

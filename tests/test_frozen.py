@@ -16,7 +16,7 @@ from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from world import ENGINES, LOCAL, Normed, make_experiment, play
+from toy_federation import ENGINES, LOCAL, Normed, make_experiment, play
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
 every_class = pytest.mark.parametrize("name", ROWS)

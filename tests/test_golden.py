@@ -16,7 +16,7 @@ from fedexp.config.build import build
 from fedexp.training.experiment import Experiment
 from fedexp.training.prepare import prepare
 from fedexp.training.rounds import play_round
-from world import advance, composed
+from toy_federation import advance, composed
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMON = [

@@ -13,7 +13,7 @@ from fedexp.config.build import build
 from fedexp.training import gpus
 from fedexp.training.job import on_a_gpu
 from fedexp.training.place import Place
-from world import composed
+from toy_federation import composed
 
 SOURCE = Path(__file__).parents[1] / "src"
 # Takes a GPU, notes it, and gives it back when told to on standard input, or after some milliseconds.

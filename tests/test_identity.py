@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.rundir import format_1, origin
 from fedexp.rundir.fingerprint import data_marks, essential, fingerprint, former_hash, group_name, short_hash
 from fedexp.training.job import check_resume
-from world import CONF, composed, make_experiment
+from toy_federation import CONF, composed, make_experiment
 
 FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"  # a job of the code before format 2
 
@@ -201,7 +201,7 @@ def test_what_may_differ_on_resume(tmp_path):
 
 
 def test_what_a_directory_notes(tmp_path):
-    """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see world.Noise."""
+    """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see toy_federation.Noise."""
     data, values = make_experiment().bench.data, container()
     origin.note(tmp_path, values, data)
     found = json.loads((tmp_path / "fingerprint.json").read_text())

@@ -17,7 +17,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine import hardware
 from fedexp.training import gpus
 from fedexp.training.place import Place
-from world import CONF, HARDWARE
+from toy_federation import CONF, HARDWARE
 
 NAMES = list_options("launcher", [CONF])
 

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedexp.config.options import list_options
-from world import CONF
+from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")})

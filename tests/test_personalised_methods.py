@@ -17,7 +17,7 @@ from fedexp.core import tree
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.sequential import load_start
-from world import LOCAL, Normed, assemble, broadcast, flat, make_experiment, play
+from toy_federation import LOCAL, Normed, assemble, broadcast, flat, make_experiment, play
 
 
 def assert_close(actual, expected, atol=1e-12):
@@ -34,7 +34,7 @@ def context(experiment, rounds, position):
     sent, lr = broadcast(experiment, state), experiment.bench.local.lr_at(rounds + 1)
     ctx = Context(sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL)
     client = cohort.clients[position]
-    return replace(ctx, begin=experiment.algorithm.begin(experiment.bench.net, data, ctx)), data, client, state
+    return replace(ctx, setup=experiment.algorithm.client_setup(experiment.bench.net, data, ctx)), data, client, state
 
 
 # --- FedALA
@@ -48,7 +48,7 @@ def test_fedala_is_off_before_a_client_has_trained():
     experiment = make_experiment(ala())
     ctx, data, _, _ = context(experiment, 0, 0)
     assert_close(experiment.algorithm.start(experiment.bench.net, data, ctx), ctx.server["params"], 0.0)
-    assert all((w == 1).all() for w in ctx.begin["W"].values())
+    assert all((w == 1).all() for w in ctx.setup["W"].values())
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -68,7 +68,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
             theta = {k: (old[k] + (new[k] - old[k]) * W[k]).requires_grad_() for k in W}
             F.cross_entropy(heads.logits(features[rows], theta), y[rows]).backward()
             W = {k: (W[k] - 0.5 * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
-    assert_close(ctx.begin["W"], W)
+    assert_close(ctx.setup["W"], W)
     assert (flat(W) < 1).any()
     begun = experiment.algorithm.start(experiment.bench.net, data, ctx)
     assert_close(heads.head(begun), {k: old[k] + (new[k] - old[k]) * W[k] for k in W})
@@ -93,7 +93,7 @@ def test_fedrod_s_two_losses():
     experiment = make_experiment(FedRoD(gamma=0.5))
     ctx, data, client, _ = context(experiment, 1, -1)
     net, counts = experiment.bench.net, experiment.stages[0].federation.counts[client]
-    params = experiment.algorithm.start(net, data, ctx)
+    params = experiment.algorithm.initial_params(net, data, ctx)
     params = {k: v + 0.1 if k.startswith(PERSONAL) else v for k, v in params.items()}
     batch = next(data.batches())
     out = net(params, batch.x)
@@ -109,7 +109,7 @@ def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
     experiment = make_experiment(FedRoD(gamma=1.0))
     ctx, data, _, _ = context(experiment, 1, -1)
     net, batch = experiment.bench.net, next(data.batches())
-    params = experiment.algorithm.start(net, data, ctx)
+    params = experiment.algorithm.initial_params(net, data, ctx)
 
     def loss(change):
         moved = {k: v + change if k.startswith(PERSONAL) else v for k, v in params.items()}
@@ -153,7 +153,7 @@ def test_fedfomo_trains_and_validates_on_different_examples():
         if len(part) > 1:
             assert len(held) == max(int(0.3 * len(part)), 1)
             assert sorted([*train, *held]) == part.tolist()
-        plan = algorithm.plan(info, client, np.random.default_rng(0))
+        plan = algorithm.host_plan(info, client, np.random.default_rng(0))
         assert plan["numbers"][plan["mask"] > 0].tolist() == held.tolist(), "the same in every round"
 
 
@@ -177,8 +177,8 @@ def test_fedfomo_s_weights_by_loops(distance):
         gains.append((loss(base) - loss(other)) / float(apart))
     total = sum(max(g, 0.0) for g in gains)
     expected = torch.tensor([max(g, 0.0) / total if total else 0.0 for g in gains], dtype=torch.float64)
-    assert_close(ctx.begin["weights"], expected, 1e-9)
-    assert_close(ctx.begin["affinity"], torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64), 1e-9)
+    assert_close(ctx.setup["weights"], expected, 1e-9)
+    assert_close(ctx.setup["affinity"], torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64), 1e-9)
     moved = flat(base) + sum(w * (flat(m) - flat(base)) for w, m in zip(expected, candidates, strict=True))
     assert_close(flat(experiment.algorithm.start(experiment.bench.net, data, ctx)), moved, 1e-9)
 
@@ -189,12 +189,12 @@ def test_fedfomo_s_baseline_is_where_the_last_training_started():
     experiment = make_experiment(fomo(models=1), sizes=(10,), participation=1.0)
     ctx, _, _, state = context(experiment, 2, 0)
     own, before = state.clients[0]["params"], state.clients[0]["before"]
-    weight = float(ctx.begin["weights"][1])
+    weight = float(ctx.setup["weights"][1])
     assert weight in (0.0, 1.0)
-    assert_close(flat(ctx.begin["start"]), flat(own if weight else before))
+    assert_close(flat(ctx.setup["start"]), flat(own if weight else before))
     worse = replace(ctx, client={"params": before, "before": own} if weight else ctx.client)
     data = ScheduledData(experiment.bench, assemble(experiment, state, 3).schedules[0])
-    assert_close(experiment.algorithm.begin(experiment.bench.net, data, worse)["start"], worse.client["before"])
+    assert_close(experiment.algorithm.client_setup(experiment.bench.net, data, worse)["start"], worse.client["before"])
 
 
 def test_fedfomo_breaks_ties_at_random():
@@ -289,8 +289,8 @@ def test_fedpac_s_statistics_of_one_pass():
     per_epoch = -(-len(experiment.stages[0].federation.parts[client]) // LOCAL.batch_size)
     assert data.steps == 3 * per_epoch  # one for the classifier, E = 2 for the body
     expected = statistics_by_hand(experiment.bench.net, ctx.server["params"], data, per_epoch, 4)
-    assert_close([ctx.begin[k] for k in ("count", "mean", "square")], list(expected))
-    assert ctx.begin["aligns"] == 1
+    assert_close([ctx.setup[k] for k in ("count", "mean", "square")], list(expected))
+    assert ctx.setup["aligns"] == 1
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

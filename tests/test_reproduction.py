@@ -17,7 +17,7 @@ from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.reproduction import document, facts, main, read_table
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
-from world import CONF
+from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
 NOTES = ROOT / "docs" / "reproduction"

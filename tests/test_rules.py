@@ -14,7 +14,7 @@ from fedexp.analysis.rules import Rule, ema, noise
 from fedexp.analysis.sweep import launches, load_sweep, protocol_of
 from fedexp.config.options import list_options
 from test_compare import TABLE8, make_run, one
-from world import CONF
+from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
 NOTES = ROOT / "docs" / "reproduction"

@@ -17,7 +17,7 @@ from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData, to_tensors
-from world import (
+from toy_federation import (
     LOCAL,
     PLAIN,
     SoftmaxRegression,
@@ -256,7 +256,7 @@ def test_feddyn_is_the_paper_s_form():
 def test_feddyn_alpha_of_each_client():
     experiment = make_experiment(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
     for client, part in enumerate(experiment.stages[0].federation.parts):
-        plan = experiment.algorithm.plan(experiment.stages[0].federation, client, np.random.default_rng(0))
+        plan = experiment.algorithm.host_plan(experiment.stages[0].federation, client, np.random.default_rng(0))
         assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 33))  # n_k K / n, with n = 1 + 3 + 7 + 12 + 10
 
 
@@ -331,7 +331,7 @@ def test_fedcurv_s_penalty_is_the_sum_over_the_others():
     cohort = assemble(experiment, state, 4)
     client, sent, start = cohort.clients[0], broadcast(experiment, state), state.server["params"]
     ctx = Context(sent, {}, cohort.states[0], {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    ctx = replace(ctx, begin=algorithm.begin(experiment.bench.net, None, ctx))
+    ctx = replace(ctx, setup=algorithm.client_setup(experiment.bench.net, None, ctx))
 
     def written_out(w):
         total = 0.0

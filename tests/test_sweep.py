@@ -20,7 +20,7 @@ from fedexp.rundir.fingerprint import essential, group_name, short_hash
 from fedexp.rundir.lock import Occupied, is_occupied, occupied
 from fedexp.training import memory
 from fedexp.training.memory import peak_memory
-from world import CONF, composed
+from toy_federation import CONF, composed
 
 SWEEPS = list_options("sweep", [CONF])
 TABLES = Path(main.__file__).parent / "published" / "tables.csv"

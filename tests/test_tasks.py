@@ -18,7 +18,7 @@ from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
 from fedexp.training.job import Job, execute
 from fedexp.training.prepare import divide, prepare
-from world import composed
+from toy_federation import composed
 
 SPLIT = {"split": [0.7, 0.1, 0.2], "evaluate_on": "test"}
 

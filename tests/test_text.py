@@ -18,11 +18,11 @@ from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.text import PAD, UNK, DropoutKeys, TextDataset, UnlabelledTexts, encode, most_frequent
 from fedexp.data.types import TextShape
-from fedexp.engine.base import Workbench
+from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models.textcnn import TextCNN, kept
 from fedexp.training.public_data import PublicSet
-from world import composed
+from toy_federation import composed
 
 OPTIONS = ("thucnews", "sogoucs", "sina2019")
 SMALL = TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3)
@@ -149,7 +149,7 @@ def test_the_server_s_texts_come_with_dropout_where_it_is_drawn(tmp_path):
     write(tmp_path, **TXT)
     data = dataset(tmp_path).load()
     module = SMALL.build(data.shape, 2)
-    bench = Workbench(FunctionalNetwork(module, "fp32"), data, None, None, torch.float32)
+    bench = ClientRuntime(FunctionalNetwork(module, "fp32"), data, None, None, torch.float32)
     held, rng = PublicSet(bench, torch.tensor([1, 0]), None), np.random.default_rng(0)
     plain, _ = held.take(np.array([0, 1]))
     first, second = (held.take(np.array([0, 1]), rng)[0] for _ in range(2))

@@ -18,7 +18,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.sequential import Sequential
-from fedexp.engine.vectorised import clients as stacked
+from fedexp.engine.vectorised import clients as clients_module
 from fedexp.engine.vectorised import convolution, engine, graphs
 from fedexp.engine.vectorised.clients import Clients, Job
 from fedexp.engine.vectorised.convolution import StreamsNetwork, convolve
@@ -26,7 +26,7 @@ from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
 from fedexp.models.cnn import CNN
 from test_algorithms import EveryHook, SignDescent, train
-from world import LOCAL, advance, assemble, make_experiment, play, play_round
+from toy_federation import LOCAL, advance, assemble, make_experiment, play, play_round
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))  # the second convolution needs the gradient of its input
@@ -283,7 +283,7 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
     experiment = make_experiment(NTD, participation=1.0)
     state = play(experiment, 1)
     expected = train(Vectorised(), experiment, state)
-    monkeypatch.setattr(stacked, "LOAD_BYTES", load_bytes)
+    monkeypatch.setattr(clients_module, "LOAD_BYTES", load_bytes)
     cohort = assemble(experiment, state, 2)
     cohort = cohort.take(cohort.longest_first())
     clients = Clients(Job(NTD, experiment.bench, experiment.bench.net, state.server, 0.1), cohort)

@@ -16,7 +16,7 @@ from fedexp.analysis.sweep import load_sweep
 from fedexp.analysis.view import render
 from fedexp.analysis.view.__main__ import main
 from fedexp.analysis.view.collect import LEVELS, MOST_POINTS, collect, distinct
-from world import CONF
+from toy_federation import CONF
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>'\"&<!--"
 

@@ -21,7 +21,7 @@ from fedexp.training.experiment import State
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import evaluate, play_round, run
-from world import AUGMENTATION, ENGINES, assemble, make_experiment, play
+from toy_federation import AUGMENTATION, ENGINES, assemble, make_experiment, play
 
 BOTH = ["plain", "augmented"]
 

@@ -17,7 +17,7 @@ from fedexp.engine.processes.channel import Channel, Parcel
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
-from world import PROCESS, assemble, make_experiment
+from toy_federation import PROCESS, assemble, make_experiment
 
 
 def pair():
@@ -171,7 +171,7 @@ class Dying(FedAvg):
     notes: str  # a directory: one file for each death
     times: int
 
-    def begin(self, net, data, ctx):
+    def client_setup(self, net, data, ctx):
         if len(os.listdir(self.notes)) < self.times:
             (Path(self.notes) / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -20,7 +20,7 @@ from fedexp.algorithms.interfaces import Needs
 from fedexp.config.build import build, find_class
 from fedexp.config.options import GLOBAL_OPTION, list_groups, list_options
 from fedexp.core.errors import ConfigError
-from world import CONF, composed
+from toy_federation import CONF, composed
 
 GROUPS = list_groups([CONF])
 FOLDERS = sorted(path.name for path in CONF.iterdir() if path.is_dir())  # the groups and the presets

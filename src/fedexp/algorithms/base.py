@@ -4,7 +4,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 each sampled client runs E epochs of SGD from the global model, the server averages the local models.
 Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is the 1/|S_t| of FedNTD Algorithm 1.
 
-Client-side hooks (begin .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no indexing
+Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no indexing
 by boolean masks, no in-place writes to trees that they were given. What they are given is explained in contract.py.
 """
 
@@ -110,7 +110,7 @@ class FedAvg:
         """What the server sends to every client of a round; the rest of its state stays where it is."""
         return {"params": server["params"]}
 
-    def personal(
+    def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
     ) -> Tree:
         """What it sends to one client alone. `kept`: the states of all clients that have ever taken part, of which a
@@ -127,7 +127,7 @@ class FedAvg:
         """What a round consists of: each sends, has the same cohort train, and aggregates, one after the other."""
         return (self,)
 
-    def closing(self, info: Federation) -> "Sequence[FedAvg]":
+    def closing_exchanges(self, info: Federation) -> "Sequence[FedAvg]":
         """Exchanges with all clients at the end of a task that another follows."""
         return ()
 
@@ -135,7 +135,7 @@ class FedAvg:
         """Whose client-side hooks each client of a cohort follows."""
         return [self] * len(clients)
 
-    def rate(self, lr: float) -> float:
+    def local_lr(self, lr: float) -> float:
         """The learning rate of local training, from that of the round."""
         return lr
 
@@ -153,22 +153,22 @@ class FedAvg:
         """Batches, at most, of another pass over the client's data that `finish` looks at (`fresh_pass`)."""
         return 0
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Numpy arrays such as extra example numbers or roles of this round, of one shape for all clients."""
         return {}
 
     # --- on the client
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Constants of one client's round, such as outputs of a teacher on fixed inputs."""
         return {}
 
     def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
-        """Of an algorithm whose `begin` gives the same of every batch of the first pass, stacked: that of one batch, so
+        """Of an algorithm whose `client_setup` gives the same of every batch of the first pass, stacked: that of one batch, so
         that an engine need not ask for the padding of shorter clients."""
         return {}
 
-    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         """Where local training starts; with running statistics among them, these replace the global model's."""
         return ctx.server["params"]
 
@@ -180,7 +180,7 @@ class FedAvg:
         """A scalar added to the mean of the example losses."""
         return 0.0
 
-    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+    def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         """Changes the gradient before weight decay and momentum."""
         return grads
 
@@ -193,7 +193,7 @@ class FedAvg:
     ) -> tuple[Params, Tree, torch.Tensor]:
         """One step of the optimizer, which remembers `memory`; returns (params, memory, loss)."""
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
-        grads = self.correct(grads, params, batch, ctx)
+        grads = self.transform_grads(grads, params, batch, ctx)
         params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return params, memory, loss
 

@@ -55,12 +55,12 @@ class FedALA(FedAvg):
         head = heads.head(params)
         return {"head": head, "W": tree.map(torch.ones_like, head), "rounds": head[heads.BIAS].new_zeros(())}
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         part = info.parts[client]
         chosen = rng.permutation(part)[: max(int(self.part * len(part)), 1)]
         return padded_numbers(chosen, max(int(self.part * info.largest), 1))
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """W as this client will use it."""
         x, y = data.take(ctx.plan["numbers"])
         features = net(ctx.server["params"], x).features
@@ -92,11 +92,11 @@ class FedALA(FedAvg):
                 on = on & (recent.std(correction=0) >= self.threshold)
         return W
 
-    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        params, old, W = ctx.server["params"], ctx.client["head"], ctx.begin["W"]
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        params, old, W = ctx.server["params"], ctx.client["head"], ctx.setup["W"]
         mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
         return params | {k: torch.where(ctx.client["rounds"] > 0, mixed[k], params[k]) for k in mixed}
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        new = {"head": heads.head(params), "W": ctx.begin["W"], "rounds": ctx.client["rounds"] + 1}
+        new = {"head": heads.head(params), "W": ctx.setup["W"], "rounds": ctx.client["rounds"] + 1}
         return {"params": params}, new

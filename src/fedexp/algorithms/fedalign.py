@@ -79,5 +79,5 @@ class FedAlign(FedAvg):
         scale = (loss / lipschitz.clamp(min=SMALLEST)).detach()
         return loss + self.mu * scale * lipschitz
 
-    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+    def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         return clipped(grads, self.clip) if self.clip else grads

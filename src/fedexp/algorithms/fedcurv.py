@@ -55,11 +55,11 @@ class FedCurv(FedAvg):
     def after(self, info: Federation, local: LocalTraining) -> int:
         return min(-(-info.largest // local.batch_size), self.samples // local.batch_size + 1)
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         return {k: tree.subtract(ctx.server[k], ctx.client[k]) for k in ("u", "v")}
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
-        p, q = ctx.begin["u"], ctx.begin["v"]
+        p, q = ctx.setup["u"], ctx.setup["v"]
         # 2 <w, P w - Q> - <P w, w>, all but the first w held still: the same value, and nothing is left to autograd but
         # the gradient 2 (P w - Q), which takes less than half of the time.
         still = {k: w.detach() for k, w in params.items()}

@@ -138,7 +138,7 @@ class Consolidation(FedAvg):
     def epochs(self, local: LocalTraining) -> int:
         return self.epochs_factor * local.epochs
 
-    def rate(self, lr: float) -> float:
+    def local_lr(self, lr: float) -> float:
         return self.rate_factor * lr
 
     def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:

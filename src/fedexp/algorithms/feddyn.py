@@ -48,7 +48,7 @@ class FedDyn(FedAvg):
     def client_init(self, params: Params, info: Federation) -> Tree:
         return {"g": tree.zeros_like(params)}
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         sizes = [len(part) for part in info.parts]
         return {"alpha": self.alpha * (np.mean(sizes) / sizes[client] if self.per_client_alpha else 1.0)}
 
@@ -57,7 +57,7 @@ class FedDyn(FedAvg):
         alpha = ctx.plan["alpha"].to(distance.dtype)
         return alpha * (tree.dot(ctx.client["g"], params) + 0.5 * distance)
 
-    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+    def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         return clipped(grads, self.clip) if self.clip else grads
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:

@@ -59,7 +59,7 @@ class FedEWC(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return {k: server[k] for k in ("params", "importance", "anchor") if k in server}
 
-    def closing(self, info: Federation) -> "tuple[FedAvg, ...]":
+    def closing_exchanges(self, info: Federation) -> "tuple[FedAvg, ...]":
         return (Fisher(),) if self.fisher == "old_tasks" else ()
 
     def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
@@ -84,7 +84,7 @@ class Released(FedAvg):
 
     lambda_: float
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """G of this client's examples at the model that it received, in training mode."""
         params = ctx.server["params"]
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
@@ -99,7 +99,7 @@ class Released(FedAvg):
         return {"fisher": {k: (v / pairs.clamp(min=1)) ** 2 for k, v in total.items()}}
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
-        return self.lambda_ / 2 * quadratic(ctx.begin["fisher"], params, ctx.server["params"])
+        return self.lambda_ / 2 * quadratic(ctx.setup["fisher"], params, ctx.server["params"])
 
 
 @dataclass(frozen=True, kw_only=True)

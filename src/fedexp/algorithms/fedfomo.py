@@ -75,10 +75,10 @@ class FedFOMO(FedAvg):
         part = info.parts[client]
         return np.setdiff1d(part, self.held_out(info, client)) if len(part) > 1 else part
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         return padded_numbers(self.held_out(info, client), max(int(self.validation * info.largest), 1))
 
-    def personal(
+    def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
     ) -> Tree:
         chosen = self.chosen(server, client, np.array(sorted(set(kept) - {client}), dtype=np.int64), rng)
@@ -103,7 +103,7 @@ class FedFOMO(FedAvg):
             found.append(next(j for j in order if j not in found))
         return found
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """w_j and the changes of P, [M + 1] each with the client's own model last, and the model that they lead to."""
         base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])
@@ -129,13 +129,13 @@ class FedFOMO(FedAvg):
             return torch.stack([v.abs().sum() for v in difference.values()]).sum()
         return tree.dot(difference, difference).sqrt()
 
-    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        return ctx.begin["start"]
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        return ctx.setup["start"]
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         own, trained = ctx.personal["first_buffers"] | ctx.client["params"], params | net.buffers()
-        message = {"change": tree.subtract(trained, own), "affinity": ctx.begin["affinity"][:-1]}
-        return message | {"numbers": ctx.personal["numbers"]}, {"params": trained, "before": ctx.begin["start"]}
+        message = {"change": tree.subtract(trained, own), "affinity": ctx.setup["affinity"][:-1]}
+        return message | {"numbers": ctx.personal["numbers"]}, {"params": trained, "before": ctx.setup["start"]}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         average = self.moved(server["params"], messages, round)

@@ -65,7 +65,7 @@ class FedKA(FedAvg):
         dominant = share >= self.threshold(info)
         return share == 0, (share > 0) & ~dominant, dominant
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         missing, rare, dominant = self.classes(info, client)
         part = info.parts[client]
         own = {c: part[info.labels[part] == c] for c in np.flatnonzero(rare) if self.anchors != "missing"}
@@ -91,7 +91,7 @@ class FedKA(FedAvg):
             return 1
         return max(int(self.threshold(info) * info.largest), 1)
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         numbers = ctx.plan["numbers"]
         slots, width = numbers.shape
         x, y = data.take(numbers.flatten())
@@ -105,11 +105,11 @@ class FedKA(FedAvg):
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
-        logits = net(params, torch.cat([batch.x, ctx.begin["x"]])).logits
+        logits = net(params, torch.cat([batch.x, ctx.setup["x"]])).logits
         rows = len(batch.y)
         loss = masked_mean(F.cross_entropy(logits[:rows], batch.y, reduction="none"), batch.mask)
         columns, valid = (ctx.plan[k].to(logits.dtype) for k in ("columns", "valid"))
-        apart = ((ctx.begin["z"] - logits[rows:]) ** 2 * columns).sum(-1)
+        apart = ((ctx.setup["z"] - logits[rows:]) ** 2 * columns).sum(-1)
         if self.reduction == "mean":
             apart = apart / columns.sum().clamp(min=1)
         return loss + self.beta * masked_mean(apart, valid)

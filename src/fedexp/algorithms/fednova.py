@@ -60,7 +60,7 @@ class FedNova(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return {k: v for k, v in server.items() if k in ("params", "d")}
 
-    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+    def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         if not self.corrects:
             return grads
         grads = tree.subtract(grads, ctx.client["d"])

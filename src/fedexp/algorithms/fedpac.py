@@ -71,12 +71,12 @@ class FedPAC(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "prototypes": server["prototypes"]}
 
-    def personal(
+    def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
     ) -> Tree:
         return tree.row(server["heads"], client)
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Class statistics under the received body, and the prototypes to align with."""
         stats = self.statistics(net, ctx.server["params"], data, ctx)
         known = ctx.server["prototypes"]["known"]
@@ -96,13 +96,13 @@ class FedPAC(FedAvg):
         seen = count.clamp(min=1)
         return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
 
-    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | ctx.personal
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         features, logits, _ = net(params, batch.x)
-        target = ctx.begin["target"].index_select(0, batch.y)
-        aligned = ((features - target) ** 2).mean(-1) * ctx.begin["aligns"]
+        target = ctx.setup["target"].index_select(0, batch.y)
+        aligned = ((features - target) ** 2).mean(-1) * ctx.setup["aligns"]
         return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * aligned
 
     def local_step(
@@ -124,7 +124,7 @@ class FedPAC(FedAvg):
         return chosen(stepped, params), {k: chosen(remembered[k], memory[k]) for k in memory}, loss
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        before = {k: ctx.begin[k] for k in ("count", "mean", "square")}
+        before = {k: ctx.setup[k] for k in ("count", "mean", "square")}
         after = self.statistics(net, params, data, ctx)["mean"]
         return {"params": params, "prototypes": after, "statistics": before}, ctx.client
 

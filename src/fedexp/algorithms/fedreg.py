@@ -52,7 +52,7 @@ class FedReg(FedAvg):
     def needs(self) -> Needs:
         return Needs(data="generated (clients)")
 
-    def begin(self, net: Network, data: ClientData, ctx: Context) -> Tree:
+    def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         made = [self.prepare(net, batch, mask, ctx) for batch, mask in first_pass(data, ctx, ctx.local.epochs)]
         return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
 
@@ -91,7 +91,7 @@ class FedReg(FedAvg):
         """The second part of a step."""
         start = ctx.server["params"]
         number = torch.remainder(torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs).long()
-        made = {k: v.index_select(0, number[None]).squeeze(0) for k, v in ctx.begin.items()}
+        made = {k: v.index_select(0, number[None]).squeeze(0) for k, v in ctx.setup.items()}
         middle, delta = mixed(params, start, 0.5), tree.subtract(params, start)
         for x, y in ((made["pseudo"], made["soft"]), (made["perturbed"], made["y"])):
 

@@ -42,12 +42,12 @@ class FedRoD(FedAvg):
     def client_init(self, params: Params, info: Federation) -> Tree:
         return tree.zeros_like(heads.head(params))
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         counts = info.counts[client]
         log = np.log(np.maximum(counts, 1))
         return {"prior": np.where(counts > 0, self.gamma * log, ABSENT * (self.gamma > 0))}
 
-    def start(self, net: Network, data: ClientData, ctx: Context) -> Params:
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | {PERSONAL + k: v for k, v in ctx.client.items()}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:

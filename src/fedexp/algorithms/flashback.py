@@ -91,7 +91,7 @@ class Flashback(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "pi": server["pi"]}
 
-    def plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         return {"counts": info.counts[client]}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:

@@ -111,8 +111,8 @@ class Context:
     server: Tree  # what the server sent to all, {"params": ..., ...}
     personal: Tree  # what the server sent to this client alone
     client: Tree  # what this client kept from its last participation
-    plan: Tree  # what `plan` prepared for this round
-    begin: Tree  # what `begin` computed for this round
+    plan: Tree  # what `host_plan` prepared for this round
+    setup: Tree  # what `client_setup` computed for this round
     lr: float  # of this round
     steps: torch.Tensor  # scalar: local steps of this client in this round
     local: LocalTraining

@@ -52,7 +52,7 @@ class Scaffold(FedAvg):
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "c": server["c"]}
 
-    def correct(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
+    def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
         return {k: grads[k] - ctx.client["c"][k] + ctx.server["c"][k] for k in grads}
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:

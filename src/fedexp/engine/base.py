@@ -130,7 +130,7 @@ class PartialEvaluation:
 
 
 @dataclass(frozen=True)
-class Workbench:
+class ClientRuntime:
     """Model, data and local training of a run, on its device."""
 
     net: FunctionalNetwork
@@ -166,7 +166,7 @@ class Workbench:
         draws = self.augmentation.draw(rng, len(self.data.y_test), *self.data.image_size)
         return torch.from_numpy(draws).to(self.device)
 
-    def to(self, device: torch.device) -> "Workbench":
+    def to(self, device: torch.device) -> "ClientRuntime":
         """The same on another device."""
         if device == self.device:
             return self
@@ -230,7 +230,7 @@ class Workbench:
 class ScheduledData:
     """One client's batches in the order of its schedule (the ClientData of the hooks); no padding."""
 
-    def __init__(self, bench: Workbench, schedule: Schedule):
+    def __init__(self, bench: ClientRuntime, schedule: Schedule):
         self.bench = bench
         self.index = schedule.index.to(bench.device)
         self.draws = None if schedule.draws is None else schedule.draws.to(bench.device)
@@ -260,17 +260,19 @@ class Engine(ABC):
 
     @abstractmethod
     def train(
-        self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         """Trains the cohort. server: what it sent, with the "buffers" of its model; the results stand in the order of
         the cohort."""
 
-    def evaluate(self, bench: Workbench, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
+    def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
         """The global model on the test set as one of its views shows it in a round."""
         bench.net.set_buffers(server["buffers"])
         return bench.evaluate(server["params"], bench.test_draws(view, round))
 
-    def logits(self, bench: Workbench, models: Sequence[Params], numbers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def logits(
+        self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Of each model (with its buffers) on training examples by number, not augmented: [n_i, C] each."""
         return [bench.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 

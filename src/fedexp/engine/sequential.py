@@ -10,7 +10,7 @@ from fedexp.algorithms.base import ClientData, Context, FedAvg
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import Cohort, Engine, Gather, ScheduledData, Trained, Workbench, has_own, to_tensors
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, ScheduledData, Trained, has_own, to_tensors
 from fedexp.engine.network import LiveNetwork
 
 
@@ -23,7 +23,7 @@ class Sequential(Engine):
     """The reference engine: any model, any algorithm."""
 
     def train(
-        self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         bench.net.set_buffers(server["buffers"])
         bench.net.hold(server["params"])
@@ -36,7 +36,7 @@ class Sequential(Engine):
 
 def play_client(
     algorithm: FedAvg,
-    bench: Workbench,
+    bench: ClientRuntime,
     live: LiveNetwork,
     server: Tree,
     alone: Cohort,
@@ -50,13 +50,13 @@ def play_client(
     steps = torch.tensor(float(schedule.steps), dtype=bench.dtype, device=bench.device)
     ctx = Context(server, personal, state, to_tensors(plan, bench.device), {}, lr, steps, bench.local)
     data = ScheduledData(bench, schedule)
-    hook = "begin"
+    hook = "client_setup"
     try:
         with torch.no_grad():
-            ctx = replace(ctx, begin=algorithm.begin(live, data, ctx))
-            hook = "start"
-            if has_own(algorithm, "start"):
-                load_start(live, algorithm.start(live, data, ctx), server["buffers"])
+            ctx = replace(ctx, setup=algorithm.client_setup(live, data, ctx))
+            hook = "initial_params"
+            if has_own(algorithm, "initial_params"):
+                load_start(live, algorithm.initial_params(live, data, ctx), server["buffers"])
         hook = "local training"
         loss = train_client(algorithm, live, data, ctx)
         hook = "finish"
@@ -83,7 +83,7 @@ def load_start(live: LiveNetwork, start: Params, sent: Params) -> None:
 
 @torch.no_grad()
 def finish(
-    algorithm: FedAvg, bench: Workbench, live: LiveNetwork, trained: Params, data: ClientData, ctx: Context
+    algorithm: FedAvg, bench: ClientRuntime, live: LiveNetwork, trained: Params, data: ClientData, ctx: Context
 ) -> tuple[Tree, Tree]:
     """The hook; what it computes with the trained parameters uses the running statistics that belong to them."""
     bench.net.set_buffers(live.buffers())
@@ -93,7 +93,7 @@ def finish(
 
 
 def evaluate_trained(
-    bench: Workbench, params: Tree, buffers: Tree, server: Tree, round: int
+    bench: ClientRuntime, params: Tree, buffers: Tree, server: Tree, round: int
 ) -> dict[str, torch.Tensor]:
     """Class-wise right answers of a local model with its own running statistics; int64 [1, C] for each test view."""
     bench.net.set_buffers(buffers)
@@ -118,7 +118,7 @@ def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Con
         loss = algorithm.objective(live, params, batch, ctx)
         grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         with torch.no_grad():
-            grads = algorithm.correct(grads, params, batch, ctx)
+            grads = algorithm.transform_grads(grads, params, batch, ctx)
         optimizers.step_in_place(params, grads, memory, ctx.lr, ctx.local, batch.step)
         total += loss.detach()
     return total

@@ -16,7 +16,7 @@ from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.core import tree
 from fedexp.core.rng import stream
 from fedexp.core.tree import Tree
-from fedexp.engine.base import Cohort, Gather, Trained, Workbench
+from fedexp.engine.base import ClientRuntime, Cohort, Gather, Trained
 from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
 from fedexp.rundir.client_states import to
 from fedexp.training.experiment import Experiment
@@ -37,7 +37,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Answers:
+class CohortResult:
     """What came back from a cohort."""
 
     cohort: Cohort
@@ -48,7 +48,7 @@ class Answers:
     bytes_down: int
 
 
-def ask(
+def run_exchange(
     experiment: Experiment,
     exchange: FedAvg,
     server: Tree,
@@ -57,7 +57,7 @@ def ask(
     clients: Sequence[int],
     clock: Clock,
     evaluate_local: bool = False,
-) -> Answers:
+) -> CohortResult:
     """Sends, and trains the clients. kept: client -> its state, of those that have taken part before."""
     cohort = assemble(experiment, exchange, server, kept, number, clients)
     clock.lap("sampling")
@@ -67,10 +67,10 @@ def ask(
     clock.lap("train")
     up = tree.num_bytes(trained.messages) + tree.num_bytes(trained.buffers)
     down = len(clients) * tree.num_bytes(sent) + tree.num_bytes(cohort.personals)
-    return Answers(cohort, trained, losses, describe(experiment, server, cohort, trained), up, down)
+    return CohortResult(cohort, trained, losses, describe(experiment, server, cohort, trained), up, down)
 
 
-def merge(exchange: FedAvg, server: Tree, answers: Answers) -> Tree:
+def aggregate(exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
     """The server's state after aggregation."""
     new = exchange.aggregate(server, answers.trained.messages, answers.round)
     if exchange.trains_model:
@@ -78,9 +78,9 @@ def merge(exchange: FedAvg, server: Tree, answers: Answers) -> Tree:
     return new
 
 
-def survey(
+def aggregate_all(
     experiment: Experiment, exchange: FedAvg, server: Tree, kept: Mapping[int, Tree], number: int, clock: Clock
-) -> tuple[Tree, list[Answers]]:
+) -> tuple[Tree, list[CohortResult]]:
     """An exchange with all clients, as many at a time as a cohort has: the server's state, and what came back.
 
     The messages of each group are averaged at once, so that `aggregate` sees one message with one weight per group: all
@@ -90,7 +90,7 @@ def survey(
     groups, means = [], []
     for start in range(0, total, size):
         clients = range(start, min(start + size, total))
-        groups.append(ask(experiment, exchange, server, kept, number, clients, clock))
+        groups.append(run_exchange(experiment, exchange, server, kept, number, clients, clock))
         means.append(tree.weighted_mean(groups[-1].trained.messages, groups[-1].round.weights))
         groups[-1] = replace(groups[-1], trained=replace(groups[-1].trained, messages={}))
     weights = torch.stack([group.round.weights.sum() for group in groups])
@@ -99,7 +99,7 @@ def survey(
     return server, groups
 
 
-def not_finite(done: Sequence[Answers]) -> list[int]:
+def not_finite(done: Sequence[CohortResult]) -> list[int]:
     """The clients whose loss, message or running statistics hold NaN or Inf."""
     found: set[int] = set()
     for answers in done:
@@ -119,10 +119,10 @@ def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bo
     for position, role in enumerate(cohort.roles):
         positions.setdefault(role, []).append(position)
     if len(positions) == 1:
-        return engine.train(cohort.roles[0], bench, sent, cohort, cohort.roles[0].rate(lr), evaluate_local)
+        return engine.train(cohort.roles[0], bench, sent, cohort, cohort.roles[0].local_lr(lr), evaluate_local)
     gather = Gather(len(cohort.clients))
     for role, where in positions.items():
-        gather.add(where, engine.train(role, bench, sent, cohort.take(where), role.rate(lr), evaluate_local))
+        gather.add(where, engine.train(role, bench, sent, cohort.take(where), role.local_lr(lr), evaluate_local))
     return gather.result()
 
 
@@ -152,11 +152,12 @@ def assemble(
         to(kept[c], bench.device) if c in kept else role.client_init(experiment.initial, info) for role, c in pairs
     ]
     plans = [
-        role.plan(info, c, stream(seed, "plan", number, c)) | plan_after(experiment, role, number, c)
+        role.host_plan(info, c, stream(seed, "plan", number, c)) | plan_after(experiment, role, number, c)
         for role, c in pairs
     ]
     personals = [
-        to(role.personal(server, c, kept, info, stream(seed, "personal", number, c)), bench.device) for role, c in pairs
+        to(role.personal_broadcast(server, c, kept, info, stream(seed, "personal", number, c)), bench.device)
+        for role, c in pairs
     ]
     return Cohort(number, clients, roles, schedules, states, plans, personals)
 
@@ -210,6 +211,6 @@ def describe(experiment: Experiment, server: Tree, cohort: Cohort, trained: Trai
     )
 
 
-def client_weights(info: Federation, clients: Sequence[int], bench: Workbench) -> torch.Tensor:
+def client_weights(info: Federation, clients: Sequence[int], bench: ClientRuntime) -> torch.Tensor:
     """[|S|]: numbers of training examples, or ones with weighting=uniform."""
     return torch.as_tensor(info.weights[list(clients)], dtype=bench.dtype, device=bench.device)

@@ -15,7 +15,7 @@ from fedexp.core.settings import Seeds, Settings
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
 from fedexp.data.partition import Partition
-from fedexp.engine.base import Engine, Workbench
+from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir import files
@@ -45,7 +45,7 @@ class Experiment:
     algorithm: FedAvg
     stages: tuple[Stage, ...]  # one for each task
     rounds_per_task: int
-    bench: Workbench
+    bench: ClientRuntime
     engine: Engine
     metrics: Metrics
     initial: Params  # the initial global model, with what the algorithm trains beside it

@@ -8,12 +8,12 @@ import torch
 
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import Workbench
+from fedexp.engine.base import ClientRuntime
 from fedexp.metrics import neurons
 
 
 @torch.no_grad()
-def class_means(bench: Workbench, model: Mapping[str, Params]) -> list[np.ndarray]:
+def class_means(bench: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
     """Mean activation on the test examples of each class, float64 [C, d] for each fully connected hidden layer; nan for
     a class that the test set lacks. model: `params` and `buffers`."""
     labels, classes = bench.data.y_test, bench.data.num_classes
@@ -30,7 +30,10 @@ def class_means(bench: Workbench, model: Mapping[str, Params]) -> list[np.ndarra
 
 
 def measure(
-    bench: Workbench, before: Mapping[str, Params], after: Mapping[str, Params], local: Sequence[Mapping[str, Params]]
+    bench: ClientRuntime,
+    before: Mapping[str, Params],
+    after: Mapping[str, Params],
+    local: Sequence[Mapping[str, Params]],
 ) -> list[dict[str, Any]]:
     """For each hidden layer, the first first: `local`, the alignment of the distributed global model with the local
     models, mean and (population) `local_std` over these, None without any; `aggregated`, that with the new global

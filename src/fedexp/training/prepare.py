@@ -18,7 +18,7 @@ from fedexp.core.views import AUGMENTED
 from fedexp.data.partition import IID, Partition, make_partition
 from fedexp.data.surrogate import Shards
 from fedexp.data.types import Data, Task
-from fedexp.engine.base import Engine, Workbench
+from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import FunctionalNetwork, seeded_torch, trainable
 from fedexp.engine.schedule import left_out
@@ -66,7 +66,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     check_frozen(module, algorithm)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     heads = algorithm.heads(divided[0].federation.tasks)
-    bench = Workbench(
+    bench = ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
         augmentation=augmentation_of(groups["dataset"], settings.augment),
@@ -233,7 +233,7 @@ class Division:
     federation: Federation
     server_unlabelled: np.ndarray  # numbers of the surrogate examples that the server holds
 
-    def stage(self, bench: Workbench, engine: Engine) -> Stage:
+    def stage(self, bench: ClientRuntime, engine: Engine) -> Stage:
         public, unlabelled = (
             PublicSet(bench, torch.from_numpy(numbers), engine) if len(numbers) else None
             for numbers in (self.partition.public, self.server_unlabelled)

@@ -9,14 +9,14 @@ import torch
 from fedexp.core.tree import Params
 from fedexp.data.text import DropoutKeys
 from fedexp.data.types import TextData
-from fedexp.engine.base import Engine, Workbench
+from fedexp.engine.base import ClientRuntime, Engine
 
 
 @dataclass(frozen=True)
 class PublicSet:
     """The PublicData of the hooks: training examples that no client holds, never augmented."""
 
-    bench: Workbench
+    bench: ClientRuntime
     numbers: torch.Tensor  # int64 [n], of the training examples
     engine: Engine  # which asks models
 

@@ -12,7 +12,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Tree
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
-from fedexp.training.exchange import Answers, Clock, ask, merge, not_finite, sample, survey
+from fedexp.training.exchange import Clock, CohortResult, not_finite, sample
 from fedexp.training.experiment import Experiment, State
 from fedexp.training.neurons import local_models, measure
 from fedexp.training.profiling import profiled
@@ -48,14 +48,14 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         server = algorithm.begin_task(server, experiment.initial | experiment.initial_buffers, info)
     clients = sample(experiment, number)
     kept: Mapping[int, Tree] = state.clients
-    done: list[Answers] = []
+    done: list[CohortResult] = []
 
     # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
     for exchange in algorithm.exchanges(info):
         local = evaluated and experiment.metrics.needs_local and exchange.trains_model
-        done.append(ask(experiment, exchange, server, kept, number, clients, clock, local))
+        done.append(run_exchange(experiment, exchange, server, kept, number, clients, clock, local))
         kept = ChainMap(dict(zip(clients, done[-1].trained.states, strict=True)), kept)  # type: ignore[arg-type]
-        server = merge(exchange, server, done[-1])
+        server = aggregate(exchange, server, done[-1])
         clock.lap("aggregation")
 
     # 2. Refine on the server.
@@ -66,8 +66,8 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
 
     # 3. At the end of a task that another follows, what all clients are asked for.
     if experiment.ends_task(number) and number < experiment.rounds:
-        for exchange in algorithm.closing(info):
-            server, groups = survey(experiment, exchange, server, state.clients, number, clock)
+        for exchange in algorithm.closing_exchanges(info):
+            server, groups = aggregate_all(experiment, exchange, server, state.clients, number, clock)
             done += groups
 
     # 4. Evaluate the new global model.
@@ -106,7 +106,7 @@ def evaluate(experiment: Experiment, server: Tree, number: int) -> dict[str, Eva
     return {view: experiment.engine.evaluate(bench, model, view, number) for view in bench.views}
 
 
-def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[Answers]) -> list[dict[str, Any]]:
+def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[CohortResult]) -> list[dict[str, Any]]:
     """Of neurons over this round, where a metric asks for it."""
     if not experiment.metrics.needs_neurons:
         return []

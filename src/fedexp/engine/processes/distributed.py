@@ -32,7 +32,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Tree
 from fedexp.core.views import PLAIN
-from fedexp.engine.base import Cohort, Engine, Evaluation, Gather, Trained, Workbench
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Trained
 from fedexp.engine.processes.channel import Place, TensorPickler
 from fedexp.engine.processes.ranks import Ranks
 from fedexp.engine.processes.worker import Evaluate, Failure, Publish, Setup, Train, Worker, move, picklable
@@ -53,7 +53,7 @@ class Prepare:
     """What stays the same for the whole run; answered with the name of the GPU, or an empty text."""
 
     hardware: Any  # fedexp.engine.hardware.Resolved
-    bench: Workbench  # on the CPU
+    bench: ClientRuntime  # on the CPU
     engine: Engine  # how a rank trains what it is given
 
 
@@ -75,7 +75,7 @@ class Distributed(Engine):
         self._published: Tree = None
 
     def train(
-        self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         self._prepare(bench, server)
         shares = cohort.shares(dist.get_world_size())
@@ -88,7 +88,7 @@ class Distributed(Engine):
             gather.add(positions, Trained(**values))
         return gather.result(parallel=len(shares))
 
-    def evaluate(self, bench: Workbench, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
+    def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
         self._prepare(bench, server)
         count = min(dist.get_world_size(), bench.evaluation_batches)
         edges = [bench.evaluation_batches * i // count for i in range(count + 1)]
@@ -98,7 +98,7 @@ class Distributed(Engine):
     def close(self) -> None:
         self._own, self._published = None, None
 
-    def _prepare(self, bench: Workbench, server: Tree) -> None:
+    def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
         """Sends every rank what it needs, once, and the server's state whenever it is another."""
         everyone = dist.get_world_size()
         if self._own is None:

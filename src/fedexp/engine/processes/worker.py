@@ -14,7 +14,7 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import Cohort, Engine, PartialEvaluation, Trained, Workbench
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, PartialEvaluation, Trained
 from fedexp.engine.network import subnormals_as_zero
 from fedexp.engine.processes.channel import Channel
 
@@ -23,7 +23,7 @@ from fedexp.engine.processes.channel import Channel
 class Setup:
     """What stays the same for the whole run; the first order, after the `Resolved` hardware of this process."""
 
-    bench: Workbench  # on the CPU
+    bench: ClientRuntime  # on the CPU
     engine: Engine  # how this process trains what it is given
 
 

@@ -23,7 +23,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
-from fedexp.engine.base import Cohort, Engine, Evaluation, Gather, PartialEvaluation, Trained, Workbench
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, PartialEvaluation, Trained
 from fedexp.engine.processes.channel import Channel, Parcel
 from fedexp.engine.processes.worker import Ask, Evaluate, Failure, Publish, Setup, Train, move
 
@@ -80,11 +80,11 @@ class Workers(Engine):
         """share: a process takes its part of a cohort at once (to vectorise it), else one client after the other."""
         self.inner, self.hardware, self.share = inner, hardware, share
         self._processes: list[Process] = []
-        self._setup: tuple[Workbench, Parcel] | None = None
+        self._setup: tuple[ClientRuntime, Parcel] | None = None
         self._published: tuple[Tree, Parcel] | None = None
 
     def train(
-        self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         if self.share:
             shares = cohort.shares(len(self.hardware))
@@ -103,7 +103,7 @@ class Workers(Engine):
             gather.add(order.positions, Trained(**part))
         return gather.result(parallel=min(len(self.hardware), len(orders)))
 
-    def evaluate(self, bench: Workbench, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
+    def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
         count = min(len(self.hardware), bench.evaluation_batches)
         edges = [bench.evaluation_batches * i // count for i in range(count + 1)]
         pieces = [range(*edge) for edge in pairwise(edges)]
@@ -114,7 +114,9 @@ class Workers(Engine):
             parts[order.positions[0]] = PartialEvaluation(*move(tuple(vars(answer).values()), bench.device))
         return bench.combine(parts)
 
-    def logits(self, bench: Workbench, models: Sequence[Params], numbers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def logits(
+        self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         questions = [Ask(model, each) for model, each in zip(models, numbers, strict=True)]
         orders = [Order(f"asking model {i}", question, [i]) for i, question in enumerate(questions)]
         answers: list[torch.Tensor] = [None] * len(orders)  # type: ignore[list-item]
@@ -131,7 +133,7 @@ class Workers(Engine):
                 sent[1].close()
         self._processes, self._setup, self._published = [], None, None
 
-    def _do(self, bench: Workbench, server: Tree, orders: Sequence[Order]) -> Iterator[tuple[Order, Any]]:
+    def _do(self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]) -> Iterator[tuple[Order, Any]]:
         """Has the orders carried out, the first first; yields them with their answers as these come in."""
         try:
             self._prepare(bench, server)
@@ -153,7 +155,7 @@ class Workers(Engine):
             self.close()  # what is still being worked on would be taken for an answer to the next order
             raise
 
-    def _prepare(self, bench: Workbench, server: Tree) -> None:
+    def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
         """Starts the processes once, and sends model and data once and each new state of the server once."""
         if self._setup is None or self._setup[0] is not bench:
             self._setup = self._send(bench, Setup(bench.to(torch.device("cpu")), self.inner), self._setup)

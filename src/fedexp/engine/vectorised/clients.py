@@ -13,7 +13,7 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import Cohort, Workbench, has_own
+from fedexp.engine.base import ClientRuntime, Cohort, has_own
 from fedexp.engine.schedule import Schedule
 
 LOAD_BYTES = 1 << 26  # of images that are loaded at once: several steps, so that few kernels are launched
@@ -24,7 +24,7 @@ class Job:
     """What all clients of a round have in common."""
 
     algorithm: FedAvg
-    bench: Workbench
+    bench: ClientRuntime
     net: Network
     server: Tree
     lr: float
@@ -65,7 +65,7 @@ class PaddedSchedules:
 class PaddedData:
     """ClientData inside vmap: index and mask are [S, B] there."""
 
-    def __init__(self, bench: Workbench, index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None):
+    def __init__(self, bench: ClientRuntime, index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None):
         self.bench, self.index, self.mask, self.draws = bench, index, mask, draws
 
     def batches(self) -> Iterator[Batch]:
@@ -152,9 +152,9 @@ class Clients:
     def _start(self, fixed: Fixed) -> Params:
         """Where training starts, in memory that it may change; leaves [C, ...]."""
         sent = self.job.server["params"]
-        if not has_own(self.job.algorithm, "start"):
+        if not has_own(self.job.algorithm, "initial_params"):
             return tree.map(lambda p: stacked_copy(p, self.count), sent)
-        start = self._per_client(lambda data, *one: self._call("start", data, *one), *fixed)
+        start = self._per_client(lambda data, *one: self._call("initial_params", data, *one), *fixed)
         # Like the server's model in memory, which the fused optimizer and the convolutions want.
         return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}
 
@@ -179,7 +179,7 @@ class Clients:
         return room
 
     def _begin(self, data: PaddedData, *fixed: Tree) -> Tree:
-        return self._call("begin", data, *fixed)
+        return self._call("client_setup", data, *fixed)
 
     def _finish(self, data: PaddedData, params: Params, *fixed: Tree) -> tuple[Tree, Tree]:
         return self.job.algorithm.finish(self.job.net, params, data, self._context(Fixed(*fixed)))
@@ -217,7 +217,7 @@ def _gradient(job, frame, number, params, memory, x, y, mask, fixed):
     """One client's (gradient, loss) in the base's local step."""
     ctx, batch = make_context(job, frame.server, frame.lr, fixed), Batch(x, y, mask, number)
     grads, loss = grad_and_value(lambda p: job.algorithm.objective(job.net, p, batch, ctx))(params)
-    return job.algorithm.correct(grads, params, batch, ctx), loss
+    return job.algorithm.transform_grads(grads, params, batch, ctx), loss
 
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
@@ -240,7 +240,7 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
-def pad(schedules: Sequence[Schedule], bench: Workbench) -> PaddedSchedules:
+def pad(schedules: Sequence[Schedule], bench: ClientRuntime) -> PaddedSchedules:
     """Schedules of different lengths as arrays; what is padded has mask 0 and, as its number, an example of the same
     client."""
     steps = np.array([s.steps for s in schedules])

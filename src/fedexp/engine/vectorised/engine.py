@@ -14,7 +14,7 @@ from torch.func import vmap
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import Cohort, Engine, Gather, Trained, Workbench
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Trained
 from fedexp.engine.vectorised.clients import Clients, Job
 from fedexp.engine.vectorised.convolution import StreamsNetwork, uses_streams
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
@@ -38,7 +38,7 @@ class Vectorised(Engine):
     _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
 
     def train(
-        self, algorithm: FedAvg, bench: Workbench, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
+        self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         bench.net.set_buffers(server["buffers"])
         net = StreamsNetwork(bench.net) if uses_streams(self.convolution, bench.device) else bench.net
@@ -101,7 +101,7 @@ class Vectorised(Engine):
         return clients, Trained(messages, tree.unstack(states, count), losses, buffers, None)
 
 
-def can_be_recorded(bench: Workbench) -> bool:
+def can_be_recorded(bench: ClientRuntime) -> bool:
     """On CUDA, but not in float64: recorded steps take the learning rate from memory, which torch has as float32."""
     return bench.device.type == "cuda" and bench.dtype == torch.float32
 
@@ -109,7 +109,7 @@ def can_be_recorded(bench: Workbench) -> bool:
 @torch.no_grad()
 def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = None) -> torch.Tensor:
     """Class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C].
-    draws: of the augmented view of all test examples (Workbench.test_draws)."""
+    draws: of the augmented view of all test examples (ClientRuntime.test_draws)."""
     bench, data = job.bench, job.bench.data
     count = len(next(iter(params.values())))
     # Three times as many images as in training take about as much memory, since no backward pass needs anything kept.

@@ -1,0 +1,50 @@
+"""The layout of the package: which rooms there are, and that no import points upwards."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
+# From the ground up: a room may import from those before it, also within functions.
+ROOMS = (
+    *("core", "data", "metrics", "models", "algorithms", "engine", "rundir", "figures", "trackers", "config"),
+    *("training", "analysis", "cli", "aliases"),
+)
+LOOSE = 4  # modules that lie in no room, at most
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path):
+    """(line, room) of every import of fedexp's own modules that is executed; not those for type checkers."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    left_out = {child for node in typing for child in ast.walk(node)}
+    for node in ast.walk(tree):
+        if node in left_out:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedexp":
+            parts = node.module.split(".")[1:]
+            yield from ((node.lineno, parts[0] if parts else alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            parts = [alias.name.split(".") for alias in node.names]
+            yield from ((node.lineno, names[1]) for names in parts if names[0] == "fedexp" and len(names) > 1)
+
+
+def test_no_import_points_upwards():
+    upwards = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {room}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if room_of(path) in ROOMS
+        for line, room in imported_rooms(path)
+        if room in ROOMS and ROOMS.index(room) > ROOMS.index(room_of(path))
+    ]
+    assert not upwards, "\n".join(upwards)
+
+
+def test_every_module_has_a_room():
+    loose = sorted(path.name for path in PACKAGE.glob("*.py"))
+    assert len(loose) <= LOOSE, loose
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
+    assert rooms == set(ROOMS)
