@@ -127,7 +127,7 @@ READ = Noise.read
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row not in CONTINUAL])
 def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_clients(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Noise, "read", lacking_noise)
-    monkeypatch.setattr(world, "Ragged", lambda sizes: OneClassEach())
+    monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
     clients = CLASSES - 1
     state = record(experiment(name, sizes=(1,) * clients, participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"

@@ -4,8 +4,9 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 each sampled client runs E epochs of SGD from the global model, the server averages the local models.
 Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is the 1/|S_t| of FedNTD Algorithm 1.
 
-Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no indexing
-by boolean masks, no in-place writes to trees that they were given. What they are given is explained in contract.py.
+Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no
+indexing by boolean masks, no in-place writes to trees that they were given. What they are given is explained in
+interfaces.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,8 +165,8 @@ class FedAvg:
         return {}
 
     def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
-        """Of an algorithm whose `client_setup` gives the same of every batch of the first pass, stacked: that of one batch, so
-        that an engine need not ask for the padding of shorter clients."""
+        """Return what `client_setup` would of one batch, where it gives the same of every batch of the first pass,
+        stacked: so an engine need not ask for the padding of shorter clients."""
         return {}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:

@@ -12,7 +12,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Tree
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
-from fedexp.training.exchange import Clock, CohortResult, not_finite, sample
+from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
 from fedexp.training.experiment import Experiment, State
 from fedexp.training.neurons import local_models, measure
 from fedexp.training.profiling import profiled
