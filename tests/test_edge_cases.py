@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+import toy_federation
 from fedexp.core import storage, tree
 from fedexp.data.partition import Partitioner
 from fedexp.data.types import ImageData
