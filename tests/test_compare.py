@@ -27,6 +27,12 @@ def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views
     if views:
         rounds |= {f"{name}_augmented": rounds[name] for name in ("test_accuracy", "forgetting")}
     pd.DataFrame(rounds).to_csv(directory / "rounds.csv", index=False)
+    for name in ["class_accuracy.csv", *["class_accuracy_augmented.csv"] * views]:
+        classes = {"round": rounds["round"], "class": 0, "accuracy": rounds["test_accuracy"]}
+        pd.DataFrame(classes).to_csv(directory / name, index=False)
+    (directory / "config.yaml").write_text(yaml.safe_dump({"choices": {}, "rounds": len(curve)}))
+    if "tasks" in summary:
+        (directory / "tasks.csv").write_text("round,task,evaluated_task,accuracy\n1,1,1,0.5\n")
     algorithm = next((o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg")
     content = {"status": status, "algorithm": algorithm, "dataset": "cifar10", "partition": "p", "rounds": len(curve)}
     content |= {"accuracy": curve[-1], "best_accuracy": max(curve), "forgetting": forgetting} | summary

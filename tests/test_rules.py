@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis.compare import Run, cells, load_jobs
+from fedexp.analysis.compare import cells, load_jobs, values_of
 from fedexp.analysis.judge import order, spearman, swapped, tolerance
 from fedexp.analysis.rules import Rule, ema, noise
 from fedexp.analysis.sweep import launches, load_sweep, protocol_of
 from fedexp.config.options import list_options
+from fedexp.rundir.reader import RunDirectory
 from test_compare import TABLE8, make_run, one
 from toy_federation import CONF
 
@@ -203,4 +204,4 @@ def test_released_code_stands_beside_the_print(tmp_path):
 
 
 def test_a_run_without_rounds_has_no_values(tmp_path):
-    assert Run(tmp_path).values(Rule(), "accuracy") == []
+    assert values_of(RunDirectory(tmp_path), Rule(), "accuracy") == []

@@ -160,7 +160,7 @@ def test_the_report_has_tables_and_pictures(tmp_path):
 
 def test_a_picture_that_fails_costs_no_table(tmp_path, caplog, monkeypatch):
     make_run(tmp_path, ["algorithm=fedavg"])
-    (tmp_path / "run00" / "class_accuracy.csv").write_text("round,class,accuracy\nfirst,0,1\n")
+    (tmp_path / "run00" / "partition.npz").write_text("no archive")
     monkeypatch.setattr("fedexp.analysis.aggregate.log.propagate", True)
     assert len(write_report(tmp_path, figures=True)) == 4
     assert "the figures could not be drawn" in caplog.text

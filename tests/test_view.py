@@ -191,15 +191,19 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
     (failed / "summary.json").write_text('{"status": "failed", "error": "boom", "algorithm": "fedavg"}')
     (failed / "error.txt").write_text("Traceback\nValueError: boom")
     runs = {run["name"]: run for run in collect([sweep])["runs"]}
-    assert runs["fedavg_1_0"]["problems"] == ["class_accuracy.csv is missing"]
+    assert runs["fedavg_1_0"]["problems"] == ["class_accuracy.csv: is missing"]
     assert runs["fedavg_1_0"]["heat"] is None
-    assert runs["fedavg_1_1"]["problems"][0].startswith("summary.json cannot be read: ")
-    assert runs["fedavg_1_1"]["status"] == "unfinished"
-    assert runs["fedavg_1_2"]["problems"] == ["rounds.csv cannot be read: No columns to parse from file"]
+    assert runs["fedavg_1_1"]["problems"][0].startswith("summary.json: is no json (")
+    assert {runs[f"fedavg_1_{seed}"]["status"] for seed in range(3)} == {"damaged"}
+    assert runs["fedavg_1_2"]["problems"] == ["rounds.csv: is empty"]
     assert "curves" not in runs["fedavg_1_2"]
-    assert runs["fedntd_1_0"]["problems"][0].startswith("config.yaml cannot be read: ")
+    assert runs["fedntd_1_0"]["problems"][0].startswith("config.yaml: is no yaml (")
     assert runs["fedntd_1_1"]["curves"]["test_accuracy"][-1] == 0.9
-    assert (runs["fedntd_1_2"]["status"], runs["fedntd_1_2"]["problems"]) == ("unfinished", ["summary.json is missing"])
+    assert runs["fedntd_1_1"]["problems"] == ["rounds.csv: ends in the middle of a row"]
+    assert (runs["fedntd_1_2"]["status"], runs["fedntd_1_2"]["problems"]) == (
+        "unfinished",
+        ["summary.json: is missing"],
+    )
     assert (runs["went_wrong"]["status"], runs["went_wrong"]["error"]) == ("failed", "Traceback\nValueError: boom")
     assert runs["went_wrong"]["setting"] is None
 

@@ -1,6 +1,5 @@
 """A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep, beside the print."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +10,19 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis import compare, layout
-from fedexp.analysis.compare import WHERE, Run, load_jobs, load_runs
+from fedexp.analysis.compare import WHERE, load_jobs, load_runs
 from fedexp.analysis.elsewhere import found_for
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
 from fedexp.analysis.sweep_figures import make_sweep_figures
 from fedexp.config.options import conf_directory
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import MARKER as MARKER
+from fedexp.rundir.sweeps import SweepDirectory
 
 log = logging.getLogger("fedexp")
 
-MARKER = "sweep.json"  # in the directory of a named sweep
 VALUES = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", "average_accuracy", "new_task_accuracy",
           "task_forgetting")  # fmt: skip
 ORIGIN = ("diverged", "seeds", "commits", "hardware")  # columns of table.csv that table.md leaves out
@@ -34,16 +35,13 @@ WHAT_A_IS = (
 
 def mark(directory: Path, sweep: str) -> None:
     """Notes in a directory which sweep it holds."""
-    directory.mkdir(parents=True, exist_ok=True)
-    storage.write_json(directory / MARKER, {"sweep": sweep})
+    SweepDirectory(directory).mark(sweep)
 
 
 def sweep_of(directory: Path) -> Sweep | None:
     """The named sweep of a directory; None for another."""
-    path = directory / MARKER
-    name = json.loads(path.read_text(encoding="utf-8"))["sweep"] if path.exists() else directory.name
     try:
-        return load_sweep(name, [conf_directory()])
+        return load_sweep(SweepDirectory(directory).name, [conf_directory()])
     except ConfigError:
         return None
 
@@ -69,7 +67,7 @@ class Tables:
     sweep: Sweep | None  # named and with printed values
 
 
-def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
+def tables_of(directory: Path, jobs: Sequence[RunDirectory]) -> Tables | None:
     """Of the jobs of a sweep, finished or not; None where no run is over."""
     sweep, runs = sweep_of(directory), [run for run in jobs if run.finished]
     if not runs:
@@ -80,18 +78,22 @@ def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
     return Tables(means(runs), targets, None)
 
 
-def all_jobs(directory: Path) -> list[Run]:
+def all_jobs(directory: Path) -> list[RunDirectory]:
     """The jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
     jobs, sweep = load_jobs(directory), sweep_of(directory)
     if sweep is None or not compare.printed_cells(sweep):
         return jobs
     own = [run.directory for run in jobs if run.finished]
-    return jobs + [Run(f.directory, f.overrides) for f in found_for(sweep, directory.absolute(), conf_directory(), own)]
+    found = found_for(sweep, directory.absolute(), conf_directory(), own)
+    return jobs + [RunDirectory(other.directory, other.overrides) for other in found]
 
 
 def write_tables(directory: Path) -> list[Path]:
     """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
-    tables = tables_of(directory, all_jobs(directory))
+    jobs = all_jobs(directory)
+    for line in (left_out := damage_of(jobs)):
+        log.warning("%s: %s", directory, line)
+    tables = tables_of(directory, jobs)
     if tables is None:
         return []
     tidy, targets = tables.tidy, tables.targets
@@ -101,6 +103,7 @@ def write_tables(directory: Path) -> list[Path]:
         head = f"# {directory.name}\n"
         shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
         parts = [layout.Section("", shown)]
+    head += "".join(f"\n{line}\n" for line in left_out)
     numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
     contents = {
         "table.csv": tidy.to_csv(index=False),
@@ -111,6 +114,15 @@ def write_tables(directory: Path) -> list[Path]:
     for name, content in contents.items():
         storage.write_atomically(directory / name, content.encode())
     return [directory / name for name in contents]
+
+
+def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
+    """A line for each job that no table counts because its files are damaged."""
+    return [
+        f"Left out, damaged: {run.directory.name}: {run.describe_damage()} (the same `--multirun` runs it again)"
+        for run in jobs
+        if run.damaged
+    ]
 
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
@@ -136,15 +148,15 @@ def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list
     return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
 
 
-def key_of(run: Run) -> tuple[str, str]:
+def key_of(run: RunDirectory) -> tuple[str, str]:
     """(what it is but for the seed, the same but for the algorithm as well)."""
     data, method, others = parts_of(run.summary, run.overrides)
     return " ".join([*data, *method, *others]), " ".join([*data, *others])
 
 
-def means(runs: Sequence[Run]) -> pd.DataFrame:
+def means(runs: Sequence[RunDirectory]) -> pd.DataFrame:
     """Mean and standard deviation over the seeds of each run."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunDirectory]] = {}
     for run in runs:
         groups.setdefault(key_of(run)[0], []).append(run)
     rows = []
@@ -160,7 +172,7 @@ def means(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def printed_targets(sweep: Sweep, runs: Sequence[Run]) -> dict[str, float]:
+def printed_targets(sweep: Sweep, runs: Sequence[RunDirectory]) -> dict[str, float]:
     """The printed A of those settings (`key_of`) that have one: Flashback's."""
     rows = [row for row in compare.printed_cells(sweep) if row["metric"] == "target_accuracy"]
     found = {}
@@ -172,11 +184,11 @@ def printed_targets(sweep: Sweep, runs: Sequence[Run]) -> dict[str, float]:
     return found
 
 
-def rounds_to_targets(runs: Sequence[Run], printed: Mapping[str, float]) -> pd.DataFrame:
+def rounds_to_targets(runs: Sequence[RunDirectory], printed: Mapping[str, float]) -> pd.DataFrame:
     """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg; empty where a seed
     never gets there. A is 0.95 of the best accuracy of any run of the setting and, where `printed` has the setting, in
     a second row that one."""
-    settings: dict[str, dict[str, list[Run]]] = {}
+    settings: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
         name, setting = key_of(run)
         settings.setdefault(setting, {}).setdefault(name, []).append(run)
@@ -189,7 +201,7 @@ def rounds_to_targets(runs: Sequence[Run], printed: Mapping[str, float]) -> pd.D
     return pd.DataFrame(rows)
 
 
-def rounds_to(source: str, accuracy: float, members: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+def rounds_to(source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]) -> list[dict[str, Any]]:
     """The rows of one setting for one A; members: its runs by their names."""
     rounds = {name: [mean_rounds(group, accuracy * factor) for factor in FACTORS] for name, group in members.items()}
     fedavg = next((rounds[name] for name, group in members.items() if is_plain_fedavg(group[0])), None)
@@ -203,10 +215,10 @@ def rounds_to(source: str, accuracy: float, members: Mapping[str, Sequence[Run]]
     return rows
 
 
-def is_plain_fedavg(run: Run) -> bool:
+def is_plain_fedavg(run: RunDirectory) -> bool:
     return run.summary.get("algorithm") == "fedavg" and not any(o.startswith("algorithm.") for o in run.overrides)
 
 
-def mean_rounds(runs: Sequence[Run], accuracy: float) -> float | None:
+def mean_rounds(runs: Sequence[RunDirectory], accuracy: float) -> float | None:
     found = [run.rounds_to(accuracy) for run in runs]
     return None if None in found else float(np.mean([value for value in found if value is not None]))

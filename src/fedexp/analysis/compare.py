@@ -1,27 +1,23 @@
 """A sweep beside the printed table: every cell with n, mean, standard deviation, the printed value and a verdict."""
 
 import csv
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from fedexp.analysis.expected import other_data
 from fedexp.analysis.judge import TOLERANCES as TOLERANCES
 from fedexp.analysis.judge import tolerance, verdict, with_order
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
-from fedexp.metrics.targets import rounds_to_target
-from fedexp.rundir import files
-from fedexp.rundir.elsewhere import noted
+from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import SweepDirectory
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
@@ -31,91 +27,29 @@ NEVER = math.inf
 WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
 
 
-@dataclass(frozen=True)
-class Run:
-    """The directory of a run, whatever has become of it."""
-
-    directory: Path
-    stands_for: tuple[str, ...] | None = None  # overrides of the job that a run of another sweep stands for
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """{} before its end."""
-        path = self.directory / files.SUMMARY
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-    @property
-    def status(self) -> str:
-        """completed, diverged, failed or unfinished."""
-        return str(self.summary.get("status", "unfinished"))
-
-    @property
-    def finished(self) -> bool:
-        return self.status in ("completed", "diverged")
-
-    @cached_property
-    def overrides(self) -> list[str]:
-        if self.stands_for is not None:
-            return list(self.stands_for)
-        path = self.directory / ".hydra" / "overrides.yaml"
-        return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else []
-
-    @cached_property
-    def curve(self) -> pd.DataFrame:
-        """round and test_accuracy of the evaluated rounds from 1 on."""
-        return self.table.dropna(subset="test_accuracy")
-
-    @property
-    def diverged(self) -> bool:
-        return self.status == "diverged"
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """rounds.csv from round 1 on; empty without one."""
-        path = self.directory / files.ROUNDS
-        table = pd.read_csv(path) if path.exists() else pd.DataFrame({"round": []})
-        return table[table["round"] >= 1]
-
-    def values(self, rule: Rule, metric: str) -> list[float]:
-        """The metric in the view of the rule, round by round where it is defined; [] where the run lacks the view."""
-        column = rule.column(metric)
-        return self.table[column].dropna().tolist() if column in self.table else []
-
-    def reported(self, rule: Rule, metric: str) -> float | None:
-        """The metric (`accuracy` or `forgetting`) as a paper with this rule reports it, a fraction."""
-        if rule.value == "last":
-            return self.summary.get(metric if rule.view == "plain" else f"{metric}_{rule.view}")
-        return rule.reported(self.values(rule, metric), metric)
-
-    def accuracy_at(self, round: int) -> float | None:
-        found = self.curve.loc[self.curve["round"] == round, "test_accuracy"]
-        return float(found.iloc[0]) if len(found) else None
-
-    def rounds_to(self, accuracy: float) -> int | None:
-        """The first round that reaches it."""
-        rounds, values = self.curve["round"].tolist(), self.curve["test_accuracy"].tolist()
-        return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
-
-
-def load_jobs(directory: Path) -> list[Run]:
+def load_jobs(directory: Path) -> list[RunDirectory]:
     """All runs of a sweep, also those that have failed or are not at their end."""
-    found = {path.parent for path in directory.glob(f"*/{files.SUMMARY}")}
-    found |= {path.parent.parent for path in directory.glob("*/.hydra/overrides.yaml")}
-    return [standing_in(Run(path)) for path in sorted(found)]
+    return SweepDirectory(directory).jobs
 
 
-def standing_in(run: Run) -> Run:
-    """The run of another sweep that the job's directory names, if it names one and there is no run of its own."""
-    other = None if run.finished else noted(run.directory)
-    return run if other is None else Run(other, tuple(run.overrides))
+def load_runs(directory: Path) -> list[RunDirectory]:
+    """All that are over and whole; a job that failed is none."""
+    return SweepDirectory(directory).complete
 
 
-def load_runs(directory: Path) -> list[Run]:
-    """All that are over; a job that failed is none."""
-    return [run for run in load_jobs(directory) if run.finished]
+def values_of(run: RunDirectory, rule: Rule, metric: str) -> list[float]:
+    """The metric in the view of the rule, round by round where it is defined; [] where the run lacks the view."""
+    return run.values(rule.column(metric))
 
 
-Found = tuple[Run, Mapping[str, Any]]  # a run of a printed cell, with what to measure
+def reported(run: RunDirectory, rule: Rule, metric: str) -> float | None:
+    """The metric (`accuracy` or `forgetting`) as a paper with this rule reports it, a fraction."""
+    if rule.value == "last":
+        return run.summary.get(metric if rule.view == "plain" else f"{metric}_{rule.view}")
+    return rule.reported(values_of(run, rule, metric), metric)
+
+
+Found = tuple[RunDirectory, Mapping[str, Any]]  # a run of a printed cell, with what to measure
 
 
 def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
@@ -123,7 +57,7 @@ def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
 
 
-def cells(sweep: Sweep, jobs: Sequence[Run]) -> pd.DataFrame:
+def cells(sweep: Sweep, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
     """The tidy table: a row for every printed value, whether it has been run or not."""
     printed = printed_cells(sweep)
     runs = [run for run in jobs if run.finished]
@@ -187,7 +121,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
     ruled = sound and sound[0][1]["value"] in COLUMNS
     metric = str(sound[0][1]["value"]) if ruled else ""
     runs = [run for run, _ in sound]
-    within = [rule.standard_error(run.values(rule, metric)) if metric else None for run in runs]
+    within = [rule.standard_error(values_of(run, rule, metric)) if metric else None for run in runs]
     error = scaled(noise((values / scale).tolist(), within), scale)
     allowed = None if target is None else tolerance(row, error.error)
     lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
@@ -222,21 +156,21 @@ def scaled(found: Noise, scale: float) -> Noise:
     return Noise(None if found.error is None else found.error * scale, found.source)
 
 
-def plain_values(runs: Sequence[Run], metric: str, scale: float) -> dict[str, float | None]:
+def plain_values(runs: Sequence[RunDirectory], metric: str, scale: float) -> dict[str, float | None]:
     """Of the plain test, whatever the rule: the last round, the mean of the last ten and its standard error, each as a
     mean over seeds; None for what is neither accuracy nor forgetting."""
     names = {"plain_last": PLAIN_LAST, "plain_last10": PLAIN_LAST_TEN}
     found: dict[str, float | None] = dict.fromkeys((*names, "plain_error"))
     for name, rule in names.items():
-        values = [value for run in runs if metric and (value := run.reported(rule, metric)) is not None]
+        values = [value for run in runs if metric and (value := reported(run, rule, metric)) is not None]
         if values:
             found[name] = float(np.mean(values)) * scale
-            within = [rule.standard_error(run.values(rule, metric)) for run in runs]
+            within = [rule.standard_error(values_of(run, rule, metric)) for run in runs]
             found["plain_error"] = scaled(noise(values, within), scale).error  # in the end that of the last ten
     return found
 
 
-def origin(runs: Sequence[Run]) -> dict[str, str]:
+def origin(runs: Sequence[RunDirectory]) -> dict[str, str]:
     """Seeds, commits and hardware of runs, as far as they are known."""
     seeds = sorted({int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None})
     commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
@@ -256,18 +190,18 @@ class Context:
     sweep: Sweep
     row: Mapping[str, str]
     printed: Sequence[Mapping[str, str]]
-    runs: Sequence[Run]
+    runs: Sequence[RunDirectory]
 
-    def protocol(self, run: Run) -> list[str]:
+    def protocol(self, run: RunDirectory) -> list[str]:
         """How a run departs from the protocol of the printed table: other knobs, or other data under the same name."""
         return protocol_of(self.sweep, run.overrides) + other_data(run.summary, run.overrides)
 
-    def value(self, run: Run, measure: Mapping[str, Any]) -> float | None:
+    def value(self, run: RunDirectory, measure: Mapping[str, Any]) -> float | None:
         """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no number."""
         kind = measure["value"]
         match kind:
             case "accuracy" | "forgetting":
-                return run.reported(self.sweep.rule, kind)
+                return reported(run, self.sweep.rule, kind)
             case "accuracy_at":
                 return run.accuracy_at(int(measure["round"]))
             case "average_accuracy" | "new_task_accuracy":
@@ -289,7 +223,7 @@ class Context:
         found = [r for r in self.printed if r["metric"] == "target_accuracy" and all(r[k] == self.row[k] for k in same)]
         return float(found[0]["value"])
 
-    def against_fedavg(self, run: Run, speedup: bool) -> float | None:
+    def against_fedavg(self, run: RunDirectory, speedup: bool) -> float | None:
         """Rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
         protocol; or how many times fewer than FedAvg's number of rounds."""
         fedavg, protocol = [], self.protocol(run)

@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedexp.analysis.compare import Run
 from fedexp.analysis.sweep_figures import Method, ParameterSweep, Setting
 from fedexp.figures.style import (
     NAMED_CLASSES,
@@ -22,6 +21,7 @@ from fedexp.figures.style import (
     say,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
+from fedexp.rundir.reader import RunDirectory
 
 STYLES = ("-", "--", ":", "-.")  # of the second, third, ... eight methods
 PER_ROW = 4  # heat maps beside each other
@@ -155,7 +155,7 @@ def parameter(sweep: ParameterSweep) -> Figure:
     return figure
 
 
-def mean_and_spread(runs: Sequence[Run], key: str) -> tuple[float, float] | None:
+def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, float] | None:
     """Return mean and spread over the seeds that did not diverge; None where there is none."""
     values = [run.summary[key] for run in runs if not run.diverged and run.summary.get(key) is not None]
     if not values:

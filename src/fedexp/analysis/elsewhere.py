@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 
 from fedexp.analysis.sweep import Sweep, launches
-from fedexp.rundir.elsewhere import LOADER, alike, config_of, finished_runs
+from fedexp.rundir.contents import LOADER
+from fedexp.rundir.elsewhere import alike, config_of, finished_runs
+from fedexp.rundir.reader import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) ->
     found = []
     for path, config in configs.items():
         name = (alike(config), config.get("seed"))
-        if name[0] in jobs and name not in have:
+        if name[0] in jobs and name not in have and RunDirectory(path).finished:
             have.add(name)
             precision = (config.get("hardware") or {}).get("precision")
             given = [f"seed={name[1]}", *([f"hardware.precision={precision}"] if precision else [])]

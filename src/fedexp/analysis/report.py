@@ -4,18 +4,18 @@ With `--out TABLE`: all runs below the directories in one table, a row a run, TA
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
-from fedexp.analysis.compare import Run
 from fedexp.core.storage import write_atomically
 from fedexp.rundir import files
+from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import display_path
 
 COLUMNS = {  # column -> how it is printed
@@ -47,31 +47,28 @@ def columns(tasks: int) -> dict[str, str]:
     return COLUMNS | dict.fromkeys([*after, "task_forgetting"], "{:.4f}")
 
 
-def runs(directories: Sequence[Path]) -> Iterator[Path]:
-    """Run directories at or below these that have a summary."""
+def runs(directories: Sequence[Path]) -> Iterator[RunDirectory]:
+    """Yield the runs at or below these directories that have a summary."""
     for directory in directories:
-        yield from sorted(path.parent for path in directory.rglob(files.SUMMARY))
+        yield from (RunDirectory(path) for path in sorted(path.parent for path in directory.rglob(files.SUMMARY)))
 
 
-def row(directory: Path) -> dict[str, Any]:
-    """One run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange in a
-    round; tasks: how many were learned to their end, 0 without a stream."""
-    summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
-    rounds = pd.read_csv(directory / files.ROUNDS)
-    trained = rounds[rounds["round"] >= 1]
-    clients = pd.read_csv(directory / files.CLIENTS).groupby("round").size().mean()
-    values = {name: summary.get(name) for name in (*COLUMNS, "task_forgetting")}
-    ends = summary.get("tasks") or []
+def row(run: RunDirectory) -> dict[str, Any]:
+    """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange
+    in a round; tasks: how many were learned to their end, 0 without a stream."""
+    clients = None if run.clients is None else run.clients.groupby("round").size().mean()
+    values = {name: run.summary.get(name) for name in (*COLUMNS, "task_forgetting")}
+    ends = run.summary.get("tasks") or []
     for end in ends:
         values[f"average_task{end['task']}"] = end["average_accuracy"]
         values[f"new_task{end['task']}"] = end["new_task_accuracy"]
+    sent = {f"mb_{way}_per_client": np.mean(run.values(f"bytes_{way}") or [np.nan]) for way in ("up", "down")}
     return values | {
         "tasks": len(ends),
-        "overrides": Run(directory).overrides,
-        "last5_accuracy": trained["test_accuracy"].dropna().tail(5).mean(),
-        "seconds_per_round": trained["seconds"].median(),
-        "mb_up_per_client": trained["bytes_up"].mean() / clients / 1e6,
-        "mb_down_per_client": trained["bytes_down"].mean() / clients / 1e6,
+        "overrides": run.overrides,
+        "last5_accuracy": np.mean(run.values("test_accuracy")[-5:] or [np.nan]),
+        "seconds_per_round": np.median(run.values("seconds") or [np.nan]),
+        **{name: total / clients / 1e6 if clients else np.nan for name, total in sent.items()},
     }
 
 
@@ -116,7 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.out is None:
         return sweep_reports(options.directories, not options.no_figures)
-    found = [row(directory) for directory in runs(options.directories)]
+    there = list(runs(options.directories))
+    for run in there:
+        if run.damaged:
+            print(f"fedexp: {run.directory}: {run.describe_damage()}; left out", file=sys.stderr)
+    found = [row(run) for run in there if run.finished]
     if not found:
         print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)
         return 2

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedexp.analysis.compare import WHERE, Run
+from fedexp.analysis.compare import WHERE
 from fedexp.figures import save
 from fedexp.figures.load import RunFiles, load_run
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +36,7 @@ class Method:
     """The runs of one method in one setting, the lowest seed first."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunDirectory, ...]
 
     @cached_property
     def files(self) -> list[RunFiles]:
@@ -90,7 +91,7 @@ class Line:
     """A method whose parameter takes several values; without values of it (a baseline) `points` has one key, nan."""
 
     name: str
-    points: dict[float, tuple[Run, ...]]
+    points: dict[float, tuple[RunDirectory, ...]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class ParameterSweep:
     baselines: tuple[Method, ...]  # that do not have the parameter
 
 
-def make_sweep_figures(directory: Path, runs: Sequence[Run]) -> list[Path]:
+def make_sweep_figures(directory: Path, runs: Sequence[RunDirectory]) -> list[Path]:
     """Draw all figures that the finished runs of a sweep have data for; return the paths."""
     folder, paths = directory / "figures", []
     for name, figure in pictures(runs):
@@ -111,7 +112,7 @@ def make_sweep_figures(directory: Path, runs: Sequence[Run]) -> list[Path]:
     return paths
 
 
-def pictures(runs: Sequence[Run]) -> "Iterator[tuple[str, Figure]]":
+def pictures(runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Figure]]":
     """Yield (name, figure), one at a time."""
     from fedexp.analysis import draw_sweep
 
@@ -131,9 +132,9 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=-]+", "_", name)
 
 
-def settings(runs: Sequence[Run]) -> list[Setting]:
+def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
     """Group runs by setting and method, in the order in which they come."""
-    found: dict[str, dict[str, list[Run]]] = {}
+    found: dict[str, dict[str, list[RunDirectory]]] = {}
     shared = shared_overrides(runs)
     single = len({run.summary["algorithm"] for run in runs}) == 1
     for run in runs:
@@ -147,20 +148,20 @@ def settings(runs: Sequence[Run]) -> list[Setting]:
     ]
 
 
-def by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
+def by_seed(runs: Sequence[RunDirectory]) -> tuple[RunDirectory, ...]:
     return tuple(sorted(runs, key=lambda run: run.summary.get("seed") or 0))
 
 
-def said(run: Run) -> list[str]:
+def said(run: RunDirectory) -> list[str]:
     """Return the overrides that say what was run."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
 
 
-def shared_overrides(runs: Sequence[Run]) -> set[str]:
+def shared_overrides(runs: Sequence[RunDirectory]) -> set[str]:
     return set.intersection(*(set(said(run)) for run in runs)) if runs else set()
 
 
-def names(run: Run, shared: set[str], single: bool, without: str = "") -> tuple[str, str]:
+def names(run: RunDirectory, shared: set[str], single: bool, without: str = "") -> tuple[str, str]:
     """Return (setting, method). single: all runs have one algorithm, and what else varies is its. without: a key to
     leave out."""
     texts = [text for text in said(run) if text.partition("=")[0] != without]
@@ -173,7 +174,7 @@ def names(run: Run, shared: set[str], single: bool, without: str = "") -> tuple[
     return " ".join([place, *others]), " ".join(method)
 
 
-def parameter_sweeps(runs: Sequence[Run]) -> list[ParameterSweep]:
+def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
     """Return, for every key that takes several numbers, accuracy and forgetting against it, by setting."""
     values: dict[str, set[float]] = {}
     for run in runs:
@@ -184,11 +185,11 @@ def parameter_sweeps(runs: Sequence[Run]) -> list[ParameterSweep]:
     return [sweep for key, found in values.items() if len(found) > 1 for sweep in sweeps_of(key, runs)]
 
 
-def sweeps_of(key: str, runs: Sequence[Run]) -> Iterator[ParameterSweep]:
+def sweeps_of(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
     """Return the sweeps of one key, in each setting where it takes several values."""
     shared = shared_overrides(runs)
-    lines: dict[str, dict[str, dict[float, list[Run]]]] = {}
-    others: dict[str, dict[str, list[Run]]] = {}
+    lines: dict[str, dict[str, dict[float, list[RunDirectory]]]] = {}
+    others: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
         setting, method = names(run, shared, single=False, without=key)
         given = {k: v for k, _, v in (text.partition("=") for text in said(run))}

@@ -1,16 +1,15 @@
 """`fedexp --multirun ... preview=true`: the jobs of a sweep, which are done, and what the others will take."""
 
-import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.analysis.sweep import expand
 from fedexp.config.run_names import run_name
@@ -19,6 +18,7 @@ from fedexp.metrics.history import later_partitions
 from fedexp.rundir import files
 from fedexp.rundir.elsewhere import noted
 from fedexp.rundir.lock import is_occupied
+from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import duration
 
 # What two runs must share for a round of one to take as long as a round of the other; then what may differ.
@@ -84,48 +84,46 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
 
 
 def status(job: Planned) -> str:
-    """completed, diverged, failed, running, `interrupted at r`, or new. A run of another sweep may stand for it."""
+    """completed, diverged, failed, damaged, running, `interrupted at r`, or new. A run of another sweep may stand for it."""
     if is_occupied(job.directory):
         return "running"
     directory = noted(job.directory) or job.directory
-    summary, rounds = directory / files.SUMMARY, directory / files.ROUNDS
-    if summary.exists():
-        return str(json.loads(summary.read_text(encoding="utf-8")).get("status"))
-    if not rounds.exists():
-        return "new"
-    return f"interrupted at {max(len(rounds.read_text(encoding='utf-8').splitlines()) - 2, 0)}"
+    run = RunDirectory(directory)
+    if run.has(files.SUMMARY):
+        return run.status
+    return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
 
 
 def measurements(folders: Sequence[Path]) -> list[Measured]:
     """Of all runs below these folders that have finished a round."""
     found = []
     for path in sorted(file for folder in folders if folder.is_dir() for file in folder.rglob(files.ROUNDS)):
-        try:
-            config = yaml.safe_load((path.parent / files.CONFIG).read_text(encoding="utf-8"))
-            table = pd.read_csv(path)
-            seconds = table["seconds"][table["round"] >= 1].median()
-        except (OSError, ValueError, KeyError, yaml.YAMLError):
+        run = RunDirectory(path.parent)
+        seconds = run.values("seconds")
+        if not run.config or not seconds or run.damaged:
             continue
-        if seconds == seconds:
-            found.append(measure(path.parent, config, float(seconds), int(table["round"].max())))
+        try:
+            work_of(run.config)
+        except OmegaConfBaseException:
+            continue
+        found.append(measure(run, statistics.median(seconds)))
     return found
 
 
-def measure(directory: Path, config: Mapping[str, Any], seconds: float, rounds: int) -> Measured:
-    """A run directory of so many rounds."""
+def measure(run: RunDirectory, seconds: float) -> Measured:
+    """A run with at least one round, of so many seconds each."""
+    directory = run.directory
     sizes = {file.relative_to(directory): file.stat().st_size for file in directory.rglob("*") if file.is_file()}
     states = [size for file, size in sizes.items() if file.is_relative_to(files.CLIENT_STATES)]
     growing = sum(size for file, size in sizes.items() if str(file) in GROWING)
-    summary = directory / files.SUMMARY
-    noted = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
     return Measured(
-        config=config,
+        config=run.config,
         seconds=seconds,
         tasks=1 + len(later_partitions(directory)),
         fixed=sum(sizes.values()) - growing - sum(states),
-        per_round=growing / rounds,
+        per_round=growing / (run.last_round or 1),
         per_client=sum(states) / len(states) if states else 0.0,
-        memory=(noted.get("peak_memory") or {}).get("host"),
+        memory=(run.summary.get("peak_memory") or {}).get("host"),
     )
 
 

@@ -19,8 +19,9 @@ from fedexp.cli.job import log_to_console
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
 from fedexp.rundir import files
+from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RunInfo
-from fedexp.trackers.replay import FinishedRun
+from fedexp.trackers.replay import load_finished, replay
 from fedexp.trackers.wandb_tracker import MODES, Wandb, WandbTracker
 
 TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
@@ -69,16 +70,16 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
     """Whether W&B has taken all of it."""
     if is_sweep(directory):
         return push_tables(directory, config_of_sweep(directory), changes, new)
-    run = FinishedRun(directory)
+    run = load_finished(directory)
     tracker = WandbTracker(make_config(run.config, changes))
-    run.replay(tracker, None if new else former_id(directory))
+    replay(run, tracker, None if new else former_id(directory))
     return tracker.complete
 
 
 def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str, Any], new: bool = False) -> bool:
     """The tables of a sweep as a W&B run of their own. config: of one of its runs."""
     name = directory.absolute().name
-    tables = {Path(file).stem: pd.read_csv(directory / file) for file in TABLES if (directory / file).exists()}
+    tables = {Path(file).stem: read_table(directory / file) for file in TABLES if (directory / file).exists()}
     info = RunInfo(
         directory=directory,
         config={"sweep": name},
@@ -99,9 +100,17 @@ def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str
 
 
 def config_of_sweep(directory: Path) -> dict[str, Any]:
-    """The configuration of the newest run of a sweep."""
-    paths = sorted(directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime)
-    return yaml.safe_load(paths[-1].read_text(encoding="utf-8")) if paths else {}
+    """The configuration of the newest run of a sweep whose configuration can be read."""
+    paths = sorted(directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next(filter(None, (RunDirectory(path.parent).config for path in paths)), {})
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A table of a sweep. Raises ConfigError."""
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
 
 
 def is_tracked(config: Mapping[str, Any]) -> bool:

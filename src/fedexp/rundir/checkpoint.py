@@ -94,12 +94,7 @@ def set_aside(directory: Path) -> None:
 
 def set_tables_aside(directory: Path) -> None:
     """Moves damaged csv files and the states that belong to them to damaged/, since the run begins again."""
-    aside = directory / "damaged"
-    with storage.storing(aside):
-        aside.mkdir(exist_ok=True)
-        for name in (files.ROUNDS, files.CLASSES, files.CLIENTS, files.TASKS, files.CHECKPOINT, files.PREVIOUS):
-            if (directory / name).exists():
-                os.replace(directory / name, aside / Path(name).name)
+    files.set_aside(directory, (*files.TABLES, files.CHECKPOINT, files.PREVIOUS))
 
 
 def kept(directory: Path) -> int | None:

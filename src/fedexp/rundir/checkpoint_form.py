@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import PLAIN, VIEWS, file_of
+from fedexp.core.views import PLAIN, VIEWS
 from fedexp.rundir import files
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
-TABLES = (files.ROUNDS, files.CLIENTS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
 STATUSES = ("running", "completed", "diverged")
 
 
@@ -72,10 +71,10 @@ FORM: Mapping[str, Callable[[Any], bool]] = {
     "server": lambda value: isinstance(value, dict) and {"params", "buffers"} <= value.keys(),
     "clients": is_dict(is_count, is_count),
     "alignment": is_list(lambda value: isinstance(value, dict)),
-    "lengths": is_dict(lambda key: is_text(key) and key in TABLES, is_count),
+    "lengths": is_dict(lambda key: is_text(key) and key in files.TABLES, is_count),
 }
 OPTIONAL: Mapping[str, Callable[[Any], bool]] = {  # what older checkpoints lack
-    "checksums": is_dict(lambda key: is_text(key) and key in TABLES, is_count),
+    "checksums": is_dict(lambda key: is_text(key) and key in files.TABLES, is_count),
     "views": is_dict(
         lambda view: view in VIEWS and view != PLAIN,
         lambda tested: (

@@ -3,7 +3,6 @@
 A job that is complete elsewhere is not run again: its directory gets `elsewhere.json`, which names the run.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 import yaml
 
 from fedexp.core import storage
-from fedexp.rundir import files
-from fedexp.rundir.files import finished_summary
+from fedexp.rundir import contents, files
 from fedexp.rundir.fingerprint import fingerprint
+from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
 # What may differ between a job and a run that stands for it in a table: the seed, and what `protocol_of` has harmless.
 OPEN = ("seed", "seeds", "hardware", "forgetting_metric", "targets", "target_fractions", "test_views")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def exact(config: Mapping[str, Any]) -> str:
@@ -37,31 +35,28 @@ def alike(config: Mapping[str, Any]) -> str:
 
 
 def finished_runs(directory: Path) -> Iterator[Path]:
-    """The directories of all runs that are over below the `multirun` directory in which a sweep's directory (or one
-    within it) lies, in the order of their names; none where it lies in no `multirun`."""
+    """The directories of all runs whose summary says that they are over below the `multirun` directory in which a
+    sweep's directory (or one within it) lies, in the order of their names; none where it lies in no `multirun`."""
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
         names.sort()
         if files.CONFIG in found:
             names.clear()
-            if finished_summary(Path(folder)) is not None:
+            if RunDirectory(Path(folder)).over:
                 yield Path(folder)
 
 
 def config_of(directory: Path) -> dict[str, Any]:
     """The configuration of a run; {} where it cannot be read."""
-    try:
-        config = yaml.load((directory / files.CONFIG).read_text(encoding="utf-8"), Loader=LOADER)
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    return RunDirectory(directory).config
 
 
 def complete(directory: Path, config: Mapping[str, Any]) -> Path | None:
     """The run elsewhere that makes the job of this directory needless; None where there is none."""
     wanted = exact(config)
     others = (other for other in finished_runs(directory) if other != directory.absolute())
-    return next((other for other in others if exact(config_of(other)) == wanted), None)
+    same = (other for other in others if exact(config_of(other)) == wanted)
+    return next((other for other in same if finished_summary(other) is not None), None)
 
 
 def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
@@ -74,7 +69,9 @@ def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
 def noted(directory: Path) -> Path | None:
     """The finished run that stands for the job of this directory, as noted there."""
     try:
-        other = directory / json.loads((directory / NOTE).read_text(encoding="utf-8"))["run"]
-    except (OSError, ValueError, KeyError, TypeError):
+        other = contents.read_json(directory / NOTE).get("run")
+    except contents.Damaged:
         return None
-    return Path(os.path.normpath(other)) if finished_summary(other) is not None else None
+    if not isinstance(other, str) or finished_summary(directory / other) is None:
+        return None
+    return Path(os.path.normpath(directory / other))

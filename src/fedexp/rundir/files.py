@@ -1,13 +1,18 @@
 """The names of the files of a run directory."""
 
-import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from fedexp.core.storage import storing
+from fedexp.core.views import VIEWS, file_of
 
 ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
 CONFIG, SUMMARY, PARTITION, LOCAL = "config.yaml", "summary.json", "partition.npz", "local_class_accuracy.npz"
 CHECKPOINT, PREVIOUS, CLIENT_STATES = "checkpoint/latest.pt", "checkpoint/previous.pt", "checkpoint/clients"
-ERROR = "error.txt"
+ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
+TABLES = (ROUNDS, CLIENTS, TASKS, *(file_of(CLASSES, view) for view in VIEWS))
+ASIDE = "damaged"  # where damaged files are kept that a run has written anew
 
 
 def remove_temporaries(directory: Path) -> None:
@@ -18,14 +23,15 @@ def remove_temporaries(directory: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run that has come to its end; None where there is more to do."""
-    try:
-        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    ended = isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
-    return summary if ended else None
+def set_aside(directory: Path, names: Iterable[str]) -> None:
+    """Move what has these names to damaged/, beside what was moved there before. Raises StorageError."""
+    aside = directory / ASIDE
+    with storing(aside):
+        for name in names:
+            if os.path.lexists(directory / name):
+                aside.mkdir(exist_ok=True)
+                places = (aside / f"{Path(name).name}{number}" for number in ("", *(f".{i}" for i in range(1, 1000))))
+                os.replace(directory / name, next(place for place in places if not os.path.lexists(place)))
 
 
 CHECKPOINT_FORMAT = 2

@@ -64,3 +64,5 @@ def is_occupied(directory: Path) -> bool:
             return False
     except Timeout:
         return True
+    except OSError:  # a folder in the place of the lock, or a directory that cannot be written
+        return False

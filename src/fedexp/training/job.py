@@ -22,9 +22,10 @@ from fedexp.engine.hardware import Resolved
 from fedexp.metrics.history import task_partition
 from fedexp.rundir import checkpoint, csv_files, elsewhere, files, origin
 from fedexp.rundir.client_states import choose_place
-from fedexp.rundir.files import finished_summary
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.lock import occupied
+from fedexp.rundir.mending import begin_again_where_damaged, remove_attempt
+from fedexp.rundir.reader import finished_summary
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.replay import final_tables
@@ -117,6 +118,8 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     if job.sweep is None and not resumed:
         check_new(job.directory)
         return False, None
+    if not resumed:
+        begin_again_where_damaged(job.directory, job.overrides)
     if not resumed and not checkpoint.exists(job.directory):
         return False, None  # a job of a sweep that is new, or that ended before it had anything to go on from
     check_resume(job.directory, container)
@@ -145,8 +148,7 @@ def start(
         check_partition(job.directory, experiment)
         check_begun(job.directory, experiment.cohorts, state.round)
     with storage.storing(job.directory):
-        for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
-            (job.directory / left).unlink(missing_ok=True)
+        remove_attempt(job.directory)
         files.remove_temporaries(job.directory)
     handler = log_to(job.directory / "run.log")
     try:

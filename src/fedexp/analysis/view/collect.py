@@ -5,27 +5,22 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 import fedexp
 from fedexp.analysis import aggregate, compare, layout
-from fedexp.analysis.compare import Run
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.core.views import AUGMENTED, file_of, suffix
-from fedexp.data.partition import load_npz
+from fedexp.core.views import AUGMENTED, suffix
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
-from fedexp.rundir.lock import is_occupied
+from fedexp.rundir.reader import MARKS, RunDirectory
 
-MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)  # one of them makes a directory a run
 EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.CLASSES, files.PARTITION)
 MOST_POINTS = 300  # of a curve
 MOST_CELLS = 12_000  # of a heat map
@@ -41,7 +36,6 @@ SHOWN = (
     "versions",
     "hardware",
 )
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -53,7 +47,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             raise ConfigError(f"{path}: no such directory{nearest(path.name, siblings)}")
         below = []
         for folder, folders, names in os.walk(path):
-            if not {*names}.isdisjoint(MARKS):
+            if not {*names, *folders}.isdisjoint(MARKS):
                 below.append(Path(folder))
                 folders.clear()
             folders.sort()
@@ -79,98 +73,13 @@ class Pool:
         return self._places[key]
 
 
-@dataclass
-class Files:
-    """The content of a run directory, as far as it can be read."""
-
-    directory: Path
-    problems: list[str] = field(default_factory=list)  # one line each
-    config: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    overrides: list[str] = field(default_factory=list)
-    rounds: pd.DataFrame | None = None  # rounds.csv, numbers; no row without a round
-    classes: pd.DataFrame | None = None  # class_accuracy.csv, likewise
-    augmented: pd.DataFrame | None = None  # class_accuracy_augmented.csv, likewise
-    names: list[str] | None = None  # of the classes
-
-    @classmethod
-    def read(cls, directory: Path) -> "Files":
-        run = cls(directory)
-        run.config = run._try(files.CONFIG, read_mapping) or {}
-        run.summary = run._try(files.SUMMARY, read_mapping) or {}
-        if run.summary.get("status") != "failed":  # it may not have begun
-            run.problems += [f"{name} is missing" for name in EXPECTED if not (directory / name).exists()]
-        run.overrides = run._try(".hydra/overrides.yaml", read_overrides) or []
-        run.rounds = run._try(files.ROUNDS, lambda path: read_table(path, ["round"]))
-        run.classes = run._try(files.CLASSES, lambda path: read_table(path, ["round", "class", "accuracy"]))
-        run.augmented = run._try(
-            file_of(files.CLASSES, AUGMENTED), lambda path: read_table(path, ["round", "class", "accuracy"])
-        )
-        run.names = run._try(files.PARTITION, lambda path: [str(name) for name in load_npz(path)["classes"]])
-        return run
-
-    def _try(self, name: str, read: Callable[[Path], Any]) -> Any:
-        """Read a file; None for a missing one, and for a damaged one, which is noted."""
-        path = self.directory / name
-        try:
-            return read(path) if path.exists() else None
-        except (OSError, ValueError, KeyError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            self.problems.append(f"{name} cannot be read: {reason.removeprefix(f'{path}: ')}")
-            return None
-
-    @property
-    def status(self) -> str:
-        """completed | diverged | failed | running | unfinished."""
-        if "status" in self.summary:
-            return str(self.summary["status"])
-        if (self.directory / files.ERROR).exists():
-            return "failed"
-        return "running" if is_occupied(self.directory) else "unfinished"
-
-    @property
-    def choices(self) -> dict[str, Any]:
-        chosen = self.config.get("choices")
-        return self.summary | (chosen if isinstance(chosen, dict) else {})
-
-    @property
-    def countable(self) -> bool:
-        """Tell whether the tables include the run."""
-        over = self.summary.get("status") in ("completed", "diverged") and "best_accuracy" in self.summary
-        return over and self.rounds is not None and "test_accuracy" in self.rounds
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a .yaml or .json file."""
-    text = path.read_text(encoding="utf-8")
-    content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=LOADER)
-    if not isinstance(content, dict):
-        raise ValueError("not a mapping")
-    return content
-
-
-def read_overrides(path: Path) -> list[str]:
-    return [str(override) for override in yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER) or ()]
-
-
-def read_table(path: Path, keys: list[str]) -> pd.DataFrame:
-    """Read a csv file as numbers, nan where there is none; keys: columns that it must have, `round` in every row."""
-    table = pd.read_csv(path, skip_blank_lines=True)
-    if missing := [key for key in keys if key not in table]:
-        raise ValueError(f"no column {', '.join(missing)}")
-    for name in table:
-        if not pd.api.types.is_numeric_dtype(table[name]):  # a damaged cell among the numbers
-            table[name] = pd.to_numeric(table[name], errors="coerce")
-    return table[np.isfinite(table["round"])]
-
-
 def collect(paths: Sequence[Path]) -> dict[str, Any]:
     """Collect everything that the page shows. Raises ConfigError where there is no run."""
     directories = find_runs(paths)
     base = Path(os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)]))
     if base in (path.absolute() for path in directories):
         base = base.parent
-    runs = [Files.read(directory) for directory in directories]
+    runs = [RunDirectory(directory) for directory in directories]
     parts = [parts_of(run) for run in runs]
     names = {"setting": distinct([part and part[0] for part in parts]), "method": [part and part[1] for part in parts]}
     known = {kind: sorted({name for name in given if name is not None}, key=natural) for kind, given in names.items()}
@@ -209,11 +118,11 @@ def title_of(paths: Sequence[Path]) -> str:
     return sweep.title if sweep else paths[0].absolute().name
 
 
-def parts_of(run: Files) -> tuple[list[str], str] | None:
+def parts_of(run: RunDirectory) -> tuple[list[str], str] | None:
     """Return (words of the setting, method); None where the run does not say."""
     if not run.overrides and not run.config:
         return None
-    data, method, others = aggregate.parts_of(run.choices, run.overrides)
+    data, method, others = aggregate.parts_of(run.summary | (run.config.get("choices") or {}), run.overrides)
     return [*data, *others], " ".join(word.removeprefix("algorithm.") for word in method)
 
 
@@ -229,20 +138,37 @@ def distinct(settings: Sequence[Sequence[str] | None]) -> list[str | None]:
     ]
 
 
-def describe(run: Files, pools: Mapping[str, Pool]) -> dict[str, Any]:
+def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
     """Describe one run without its setting, method and configuration."""
-    error = run.directory / files.ERROR
-    report = error.read_text(encoding="utf-8", errors="replace") if error.exists() else None
+    classes, augmented = run.class_accuracy(), run.class_accuracy(AUGMENTED)
+    report = error_of(run)
     return {
         "seed": run.config.get("seed", run.summary.get("seed")),
         "overrides": run.overrides,
-        "problems": run.problems,
+        "problems": problems_of(run),
         "error": report and report.strip()[-2000:],
         "summary": {name: plain(run.summary[name]) for name in SHOWN if name in run.summary},
         **curves(run.rounds, pools),
-        "heat": heat(run.classes, run.names, pools),
-        **({} if run.augmented is None else {"heat_augmented": heat(run.augmented, run.names, pools)}),
+        "heat": heat(classes, run.class_names, pools),
+        **({} if augmented is None else {"heat_augmented": heat(augmented, run.class_names, pools)}),
     }
+
+
+def problems_of(run: RunDirectory) -> list[str]:
+    """Return what is wrong with the files of a run, and which it lacks that it has while it runs or when it is over."""
+    _ = run.class_names  # partition.npz
+    found = {problem.file: str(problem) for problem in run.problems}
+    if run.status != "failed":  # it may not have begun
+        found |= {name: f"{name}: is missing" for name in EXPECTED if not run.has(name)}
+    return list(found.values())
+
+
+def error_of(run: RunDirectory) -> str | None:
+    """Return the report of a run that failed; None without one that can be read."""
+    try:
+        return (run.directory / files.ERROR).read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
 
 
 def plain(value: Any) -> Any:
@@ -264,7 +190,7 @@ def is_measure(column: str) -> bool:
     )
 
 
-def measures(runs: Iterable[Files]) -> list[str]:
+def measures(runs: Iterable[RunDirectory]) -> list[str]:
     """Return the columns of rounds.csv that any run has a value of, the usual ones first."""
     found = dict.fromkeys(("test_accuracy", "forgetting", "average_accuracy", "task_forgetting"), False)
     for run in runs:
@@ -302,7 +228,7 @@ def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str
     """Class accuracies: axis and classes as places, every as for curves, data: bytes [R, C] in base64."""
     if table is None or table.empty:
         return None
-    table = table[np.isfinite(table["class"])]
+    table = table[table["class"] < max(len(names or ()), len(table))]  # a damaged number may be any
     labels = table["class"].to_numpy().astype(int)
     rounds, row = np.unique(table["round"].to_numpy().astype(int), return_inverse=True)
     count = max(len(names or ()), labels.max(initial=-1) + 1)
@@ -319,7 +245,7 @@ def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str
     }
 
 
-def configurations(runs: Sequence[Files]) -> list[dict[str, Any]]:
+def configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
     """For every key: its different values, and the place of each run's (-1: it has none; absent where all have the
     first). Those that differ come first."""
     flat = [{key: as_typed(value) for key, value in flatten(run.config).items()} for run in runs]
@@ -338,17 +264,17 @@ def as_typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def by_sweep(paths: Sequence[Path], runs: Sequence[Files]) -> list[tuple[Path, list[Run]]]:
+def by_sweep(paths: Sequence[Path], runs: Sequence[RunDirectory]) -> list[tuple[Path, list[RunDirectory]]]:
     """Return a table of the finished runs below each path; single run directories share one."""
-    groups: dict[Path, list[Run]] = {}
+    groups: dict[Path, list[RunDirectory]] = {}
     for run in runs:
-        if run.countable:
+        if run.finished:
             above = next((path for path in paths if path != run.directory and run.directory.is_relative_to(path)), None)
-            groups.setdefault(above or run.directory.parent, []).append(Run(run.directory))
+            groups.setdefault(above or run.directory.parent, []).append(run)
     return list(groups.items())
 
 
-def tables(directory: Path, runs: list[Run]) -> dict[str, Any] | None:
+def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
     """Return the table of a sweep as in table.csv, and its rounds to target."""
     found = aggregate.tables_of(directory.absolute(), runs)
     if found is None:

@@ -549,7 +549,7 @@ function changed() {
 }
 
 function begin() {
-  const rank = (status) => ["completed", "running", "unfinished", "diverged", "failed"].indexOf(status);
+  const rank = (status) => ["completed", "running", "unfinished", "diverged", "failed", "damaged"].indexOf(status);
   const counts = [...data.runs.reduce((all, run) => all.set(run.status, (all.get(run.status) ?? 0) + 1), new Map())].sort((a, b) => rank(a[0]) - rank(b[0]));
   $("#about").textContent = `${plural(data.runs.length, "run")}, ${plural(data.methods.length, "method")}, ${plural(data.settings.length, "setting")}; made ${data.made.slice(0, 16).replace("T", " ")} by fedexp ${data.version}.`;
   $("#statuses").append(...counts.map(([status, count]) => make("button", { type: "button", class: status, onclick: () => find(status) }, `${count} ${status}`)));

@@ -1,0 +1,155 @@
+"""Files of a run directory as plain values. What cannot be read, whatever it is, raises Damaged with the reason."""
+
+import io
+import json
+import math
+import re
+import stat
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedexp.core import yaml_files
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DEEP = re.compile(r"^[-? \t]{200}", re.MULTILINE)
+LENGTH = 150  # characters of a reason that are shown
+
+
+class Damaged(ValueError):
+    """A file is not what a run has written; `str(error)` is the reason in a few words, without the file's name."""
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file (UTF-8, not empty). Raises Damaged for whatever else is there, and where nothing is."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise Damaged("is a directory" if stat.S_ISDIR(mode) else "is not a file")
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise Damaged("is missing") from None
+    except UnicodeDecodeError:
+        raise Damaged("is not text (UTF-8)") from None
+    except OSError as error:
+        raise Damaged(f"cannot be read ({error.strerror})") from None
+    if not text.strip():
+        raise Damaged("is empty")
+    if "\0" in text:
+        raise Damaged("is not text (it holds null bytes)")
+    return text
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the mapping that a .json file holds, all of whose numbers are finite. Raises Damaged."""
+    return mapping(parsed(read_text(path), json.loads, "json"))
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the plain values that a .yaml file holds. Raises Damaged."""
+    return parsed(read_text(path), load_yaml, "yaml")
+
+
+def load_yaml(text: str) -> Any:
+    """Parse yaml: by the fast parser, unless aliases may make the values many, or deep nesting may end the process."""
+    aliases, deep = "&" in text and "*" in text, text.count("[") + text.count("{") > 500 or DEEP.search(text)
+    return yaml_files.load(text) if aliases or deep else yaml.load(text, Loader=LOADER)
+
+
+def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
+    """Return what a parser makes of a text, made of plain values alone. Raises Damaged."""
+    try:
+        content = parse(text)
+        reason = strange(content)
+    except RecursionError:
+        raise Damaged(f"is no {kind} (nested too deeply)") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise Damaged(f"is no {kind} ({shown(error)})") from None
+    if reason:
+        raise Damaged(reason)
+    return content
+
+
+def strange(node: Any) -> str:
+    """Return what in a tree of values no run has written; "" where it is sound."""
+    if isinstance(node, dict):
+        if odd := next((key for key in node if not isinstance(key, str | int)), None):
+            return f"has a key that is no text ({shown(odd)})"
+        return next(filter(None, map(strange, node.values())), "")
+    if isinstance(node, list):
+        return next(filter(None, map(strange, node)), "")
+    if isinstance(node, float):
+        return "" if math.isfinite(node) else f"holds {node}, which is no finite number"
+    return "" if node is None or isinstance(node, str | int) else f"holds a {type(node).__name__}"
+
+
+def mapping(content: Any) -> dict[str, Any]:
+    """Return the content, a mapping whose keys are texts. Raises Damaged for any other."""
+    if not isinstance(content, dict):
+        raise Damaged(f"holds {kind_of(content)}, not a mapping")
+    if odd := next((key for key in content if not isinstance(key, str)), None):
+        raise Damaged(f"has a key that is no text ({shown(odd)})")
+    return content
+
+
+def read_overrides(path: Path) -> list[str]:
+    """Return the list of texts that .hydra/overrides.yaml holds. Raises Damaged."""
+    content = read_yaml(path)
+    if not isinstance(content, list):
+        raise Damaged(f"holds {kind_of(content)}, not a list")
+    if odd := next((item for item in content if not isinstance(item, str)), None):
+        raise Damaged(f"holds {kind_of(odd)} among the overrides")
+    return content
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a value in words."""
+    names = {dict: "a mapping", list: "a list", str: "a text", type(None): "nothing", bool: "a truth value"}
+    return names.get(type(value), "a number")
+
+
+def read_table(path: Path, keys: Iterable[str], columns: Iterable[str] = (), texts: Iterable[str] = ()) -> pd.DataFrame:
+    """Return a .csv file as numbers, nan where a cell has none; `frame.attrs["problem"]` says what no whole file has.
+
+    keys: columns that it must have, of whole numbers; columns: others that it must have; texts: columns of words. A row
+    without one of the keys is left out: a run that was killed may have left half a row. Raises Damaged.
+    """
+    text, keys, words, problem = read_text(path), list(keys), {*texts}, ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are longer than the header
+            table = pd.read_csv(io.StringIO(text), index_col=False, low_memory=False)
+    except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
+        raise Damaged(f"is no table ({shown(error)})") from None
+    if missing := [key for key in (*keys, *columns) if key not in table]:
+        raise Damaged(f"has no column {', '.join(missing)}")
+    for name in table:
+        if str(name) not in words and (table[name].dtype == object or not pd.api.types.is_numeric_dtype(table[name])):
+            numbers = pd.to_numeric(table[name], errors="coerce").astype(float)
+            odd = table[name][numbers.isna() & table[name].notna()]
+            problem = problem or (f"has {shown(odd.iloc[0])!r} in the column {name}" if len(odd) else "")
+            table[name] = numbers
+    good = pd.Series(np.logical_and.reduce([whole(table[key]) for key in keys]), index=table.index)
+    if not good.all():
+        problem = problem or f"has a row whose {' or '.join(keys)} is no whole number"
+    table = table[good]
+    table.attrs["problem"] = problem or ("" if text.endswith("\n") else "ends in the middle of a row")
+    return table
+
+
+def whole(column: pd.Series) -> np.ndarray:
+    """Return where a column has whole numbers from 0 on that can count rounds, clients or classes, bool [rows]."""
+    values = column.to_numpy(dtype=float)
+    with np.errstate(invalid="ignore"):
+        return np.isfinite(values) & (values >= 0) & (values < 1e9) & (values == np.floor(values))
+
+
+def shown(value: object) -> str:
+    """Return a value or error as a short text of one line."""
+    text = " ".join(str(value).split()) or type(value).__name__
+    return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."

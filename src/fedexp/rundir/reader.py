@@ -1,0 +1,245 @@
+"""The one reader of run directories: it alone knows their files and columns.
+
+    run = RunDirectory(Path("outputs/..."))
+    run.status, run.summary["accuracy"], run.rounds["test_accuracy"], run.class_accuracy()
+    run.problems  # what is wrong with its files, one line each
+
+Nothing is read before it is asked for, and nothing raises: a file that is missing or damaged gives an empty value, and
+`problems` says why. Torch is not needed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import PLAIN, VIEWS, file_of, others
+from fedexp.metrics.targets import rounds_to_target
+from fedexp.rundir import contents, files, wholeness
+from fedexp.rundir.contents import Damaged
+from fedexp.rundir.lock import is_occupied
+from fedexp.rundir.wholeness import OVER
+
+MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)  # one of them makes a directory a run
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file of a run and, in a few words, what is wrong with it."""
+
+    file: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of a run, whatever has become of it."""
+
+    directory: Path
+    stands_for: tuple[str, ...] | None = None  # overrides of the job that a run of another sweep stands for
+    _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
+
+    # --- files
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json; {} before the run's end."""
+        return self._read(files.SUMMARY, contents.read_json, wholeness.check_summary) or {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration of the run (config.yaml), nested dicts."""
+
+        def read(path: Path) -> dict[str, Any]:
+            return contents.mapping(contents.read_yaml(path))
+
+        return self._read(files.CONFIG, read, lambda found: wholeness.check_types(found, wholeness.CONFIG)) or {}
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        """What was typed to start the run."""
+        if self.stands_for is not None:
+            return list(self.stands_for)
+        return self._read(files.OVERRIDES, contents.read_overrides) or []
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame | None:
+        """rounds.csv: a row for each round from 0 on, all columns numbers, nan where undefined; None without one."""
+        return self._read(files.ROUNDS, lambda path: contents.read_table(path, ["round"]))
+
+    @cached_property
+    def clients(self) -> pd.DataFrame | None:
+        """clients.csv: a row for each round and client that took part in it; None without one."""
+        return self._read(files.CLIENTS, lambda path: contents.read_table(path, ["round", "client"], texts=["role"]))
+
+    @cached_property
+    def tasks(self) -> pd.DataFrame | None:
+        """tasks.csv of continual learning: round, task (being learned), evaluated_task, accuracy; None without one."""
+        keys = ["round", "task", "evaluated_task"]
+        return self._read(files.TASKS, lambda path: contents.read_table(path, keys, ["accuracy"]))
+
+    @cached_property
+    def _classes(self) -> dict[str, pd.DataFrame | None]:
+        def read(path: Path) -> pd.DataFrame:
+            return contents.read_table(path, ["round", "class"], ["accuracy"])
+
+        return {view: self._read(file_of(files.CLASSES, view), read) for view in VIEWS}
+
+    def class_accuracy(self, view: str = PLAIN) -> pd.DataFrame | None:
+        """Return round, class, accuracy of a view of the test set (class_accuracy.csv); None without one."""
+        return self._classes[view]
+
+    @cached_property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes, index = label, from partition.npz; None without one."""
+        from fedexp.data.partition import load_npz
+
+        def read(path: Path) -> list[str]:
+            try:
+                return [str(name) for name in load_npz(path)["classes"]]
+            except (ConfigError, KeyError, TypeError) as error:
+                raise Damaged(contents.shown(str(error).removeprefix(f"{path}: "))) from None
+
+        return self._read(files.PARTITION, read)
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The views of the test set that the run has, the plain one first."""
+        asked = others(self.config.get("test_views") or ())
+        return (PLAIN, *(view for view in others(VIEWS) if view in asked or self.has(file_of(files.CLASSES, view))))
+
+    def has(self, name: str) -> bool:
+        """Tell whether there is something of this name, whatever it is."""
+        try:
+            (self.directory / name).lstat()
+        except OSError:
+            return False
+        return True
+
+    def _read(self, name: str, read: Callable[[Path], Any], check: Callable[[Any], str] = lambda found: "") -> Any:
+        """Read a file; None for a missing one, and for a damaged one, which is noted."""
+        if not self.has(name):
+            return None
+        try:
+            content = read(self.directory / name)
+            if reason := check(content):
+                raise Damaged(reason)
+        except Damaged as error:
+            self._found[name] = Problem(name, str(error))
+            return None
+        return content
+
+    # --- state
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """What is wrong with the files; of a run that is over, also which are missing or not whole."""
+        tables = {files.ROUNDS: self.rounds} | {file_of(files.CLASSES, view): self._classes[view] for view in VIEWS}
+        tables[files.TASKS] = self.tasks
+        _ = self.summary, self.config, self.overrides
+        found = dict(self._found)
+        if self.over:
+            for name in self._expected():
+                if not self.has(name):
+                    found.setdefault(name, Problem(name, "is missing"))
+            for name, table in tables.items():
+                if table is not None and (reason := self._check(name, table)):
+                    found.setdefault(name, Problem(name, reason))
+        return list(found.values())
+
+    def _expected(self) -> list[str]:
+        """The files that the tables of a sweep need."""
+        own = [] if self.stands_for is not None else [files.OVERRIDES]
+        tasks = [files.TASKS] if self.summary.get("tasks") else []
+        return [files.CONFIG, *own, files.ROUNDS, *(file_of(files.CLASSES, view) for view in self.views), *tasks]
+
+    def _check(self, name: str, table: pd.DataFrame) -> str:
+        if name == files.ROUNDS:
+            return wholeness.check_rounds(table, self.summary["rounds"])
+        sound = self.rounds is not None and not self._check(files.ROUNDS, self.rounds)
+        if name == files.TASKS or self.rounds is None or not sound:
+            return wholeness.check_table(table)
+        return wholeness.check_classes(table, self.rounds)
+
+    @property
+    def over(self) -> bool:
+        """Whether summary.json says that the run has come to its end; `finished` looks at the other files too."""
+        return self.summary.get("status") in OVER
+
+    @cached_property
+    def status(self) -> str:
+        """completed | diverged | failed | damaged | running | unfinished. A run that is over is damaged where a file
+        that the tables need is not whole, and any where summary.json is not."""
+        if self.has(files.SUMMARY):
+            whole = self.summary and not (self.over and self.problems)
+            return str(self.summary["status"]) if whole else DAMAGED
+        if self.has(files.ERROR):
+            return "failed"
+        return "running" if is_occupied(self.directory) else "unfinished"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end and all files are whole that tables need."""
+        return self.status in OVER
+
+    @property
+    def diverged(self) -> bool:
+        return self.status == "diverged"
+
+    @property
+    def damaged(self) -> bool:
+        return self.status == DAMAGED
+
+    def describe_damage(self) -> str:
+        """Return the problems in one line."""
+        _ = self.problems
+        return "; ".join(map(str, self.problems))
+
+    # --- what the tables say
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """rounds.csv from round 1 on; empty without one."""
+        found = self.rounds
+        return pd.DataFrame({"round": []}) if found is None else found[found["round"] >= 1]
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """The rows of `table` whose round was evaluated."""
+        return self.table.dropna(subset="test_accuracy") if "test_accuracy" in self.table else self.table.iloc[:0]
+
+    def values(self, column: str) -> list[float]:
+        """Return a column of rounds.csv, from round 1 on where it is defined; [] where there is no such column."""
+        return self.table[column].dropna().tolist() if column in self.table else []
+
+    def accuracy_at(self, round: int) -> float | None:
+        """Return the test accuracy after a round; None where it was not evaluated."""
+        found = self.curve.loc[self.curve["round"] == round]
+        return float(found["test_accuracy"].iloc[0]) if len(found) else None
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """Return the first round that reaches a test accuracy; None where none does."""
+        if not len(self.curve):
+            return None
+        rounds, values = self.curve["round"].astype(int).tolist(), self.curve["test_accuracy"].tolist()
+        return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
+
+    @property
+    def last_round(self) -> int | None:
+        """The number of the last round in rounds.csv; None without one."""
+        return None if self.rounds is None or not len(self.rounds) else int(np.max(self.rounds["round"]))
+
+
+def finished_summary(directory: Path) -> dict[str, Any] | None:
+    """Return the summary of a run that has come to its end and is whole; None where there is more to do."""
+    run = RunDirectory(directory)
+    return run.summary if run.finished else None

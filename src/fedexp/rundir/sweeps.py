@@ -1,0 +1,66 @@
+"""The directory of a sweep: a directory for each job, and a note of which named sweep it holds."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fedexp.core import storage
+from fedexp.rundir import contents, files
+from fedexp.rundir.elsewhere import noted
+from fedexp.rundir.reader import MARKS, RunDirectory
+
+MARKER = "sweep.json"  # in the directory of a named sweep
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """The jobs of a sweep, by what has become of them."""
+
+    directory: Path
+
+    @cached_property
+    def jobs(self) -> list[RunDirectory]:
+        """All jobs, also those that have failed or are not at their end, by the name of their directories."""
+        found = {path.parent for name in MARKS for path in self.directory.glob(f"*/{name}")}
+        found |= {path.parent.parent for path in self.directory.glob(f"*/{files.OVERRIDES}")}
+        return [standing_in(RunDirectory(path)) for path in sorted(found)]
+
+    @cached_property
+    def complete(self) -> list[RunDirectory]:
+        """Those that are over and whole: what tables are made from."""
+        return [run for run in self.jobs if run.finished]
+
+    @cached_property
+    def begun(self) -> list[RunDirectory]:
+        """Those that are running or were interrupted."""
+        return [run for run in self.jobs if run.status in ("running", "unfinished")]
+
+    @cached_property
+    def failed(self) -> list[RunDirectory]:
+        return [run for run in self.jobs if run.status == "failed"]
+
+    @cached_property
+    def damaged(self) -> list[RunDirectory]:
+        """Those with a file that is not whole; the command of the sweep runs them again."""
+        return [run for run in self.jobs if run.damaged]
+
+    @property
+    def name(self) -> str:
+        """The name of the sweep that was noted in the directory, else that of the directory."""
+        try:
+            name = contents.read_json(self.directory / MARKER).get("sweep")
+        except contents.Damaged:
+            name = None
+        return name if isinstance(name, str) else self.directory.name
+
+    def mark(self, sweep: str) -> None:
+        """Note in the directory which sweep it holds."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        storage.write_json(self.directory / MARKER, {"sweep": sweep})
+
+
+def standing_in(run: RunDirectory) -> RunDirectory:
+    """Return the run of another sweep that the job's directory names, if it names one and there is no run of its
+    own."""
+    other = None if run.finished else noted(run.directory)
+    return run if other is None else RunDirectory(other, tuple(run.overrides))

@@ -1,0 +1,151 @@
+"""What the files of a run that is over must hold: the tables of a sweep rest on them.
+
+Each check returns what is wrong in a few words, or an empty text."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedexp.core.views import VIEWS, suffix
+
+OVER = ("completed", "diverged")  # status of a run that has come to its end
+STATUSES = (*OVER, "failed")
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 10**9
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value)
+
+
+def is_share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
+def is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def is_seed(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**64
+
+
+def or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+def numbers_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(item is None or is_number(item) for item in value.values())
+
+
+def ends_of_tasks(value: Any) -> bool:
+    """Whether it is `tasks` of a summary: of each task its number and the two accuracies at its end."""
+    names = ("average_accuracy", "new_task_accuracy")
+    return isinstance(value, list) and all(
+        isinstance(end, dict)
+        and is_count(end.get("task"))
+        and all(name in end and or_none(is_share)(end[name]) for name in names)
+        for end in value
+    )
+
+
+def numbers_of_layers(value: Any) -> bool:
+    """Whether it is `alignment` of a summary: numbers by the name of a pair of models, a mapping for each layer."""
+    return isinstance(value, list) and all(isinstance(layer, dict) for layer in value)
+
+
+SHARES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy")
+NUMBERS = ("forgetting", "round_forgetting", "task_forgetting")
+SUMMARY: Mapping[str, Callable[[Any], bool]] = {
+    **{f"{name}{suffix(view)}": or_none(is_share) for name in SHARES for view in VIEWS},
+    **{f"{name}{suffix(view)}": or_none(is_number) for name in NUMBERS for view in VIEWS},
+    **dict.fromkeys(("algorithm", "dataset"), is_text),
+    **dict.fromkeys(("scenario", "partition", "model", "commit", "sweep"), or_none(is_text)),
+    **dict.fromkeys(("seconds", "train_samples_per_second"), or_none(is_number)),
+    **dict.fromkeys(("hardware", "versions", "rounds_to_target"), or_none(is_mapping)),
+    **dict.fromkeys(("data", "peak_memory"), or_none(numbers_by_name)),
+    "seed": or_none(is_seed),
+    "rounds": is_count,
+    "tasks": or_none(ends_of_tasks),
+    "alignment": or_none(numbers_of_layers),
+    "accuracy": is_share,
+    "best_accuracy": is_share,
+}
+REQUIRED = ("algorithm", "dataset", "rounds", "accuracy", "best_accuracy")  # of a run that is over
+CONFIG: Mapping[str, Callable[[Any], bool]] = {
+    "choices": is_mapping,
+    **dict.fromkeys(("algorithm", "dataset", "partition", "scenario", "hardware", "tracker"), or_none(is_mapping)),
+    "seed": or_none(is_seed),
+    "rounds": or_none(is_count),
+    "num_clients": or_none(is_count),
+    "targets": or_none(lambda value: isinstance(value, list) and all(map(is_number, value))),
+    "test_views": or_none(lambda value: isinstance(value, list) and all(view in VIEWS for view in value)),
+}
+
+
+def check_types(content: Mapping[str, Any], types: Mapping[str, Callable[[Any], bool]]) -> str:
+    """Return which value has not the type that a run writes there."""
+    wrong = [key for key, fits in types.items() if key in content and not fits(content[key])]
+    return f"holds no valid `{wrong[0]}` ({str(content[wrong[0]])[:60]})" if wrong else ""
+
+
+def check_summary(summary: Mapping[str, Any]) -> str:
+    """Return what is wrong with the content of summary.json."""
+    status = summary.get("status")
+    if status not in STATUSES:
+        return "has no status" if status is None else f"has a status that no run has ({str(status)[:60]})"
+    if status == "failed":
+        return ""
+    lacks = [name for name in REQUIRED if name not in summary]
+    return f"lacks {', '.join(lacks)}" if lacks else check_types(summary, SUMMARY)
+
+
+def check_table(table: pd.DataFrame) -> str:
+    """Return what is wrong with a table as `read_table` gives it: its cells, and accuracies that are none."""
+    if problem := table.attrs.get("problem"):
+        return str(problem)
+    for name in table:
+        if "accuracy" in str(name) and pd.api.types.is_numeric_dtype(table[name]):
+            values = table[name].to_numpy(dtype=float)
+            if odd := values[~np.isnan(values) & ~((values >= 0) & (values <= 1))].tolist():
+                return f"has {odd[0]:g} in the column {name}, which is no accuracy"
+    return ""
+
+
+def check_rounds(table: pd.DataFrame, last: int) -> str:
+    """Return what is wrong with rounds.csv of a run whose summary says that `last` was its last round."""
+    if "test_accuracy" not in table:
+        return "has no column test_accuracy"
+    if problem := check_table(table):
+        return problem
+    if not len(table) or int(table["round"].iloc[-1]) != last:
+        end = f"ends with round {int(table['round'].iloc[-1])}" if len(table) else "has no round"
+        return f"{end}, the run with {last}; cut short?"
+    return "has rounds that do not ascend" if (np.diff(table["round"]) <= 0).any() else ""
+
+
+def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:
+    """Return what is wrong with class_accuracy.csv beside a sound rounds.csv: it has all classes in each round that was
+    evaluated."""
+    if problem := check_table(table):
+        return problem
+    evaluated = rounds["round"][rounds["test_accuracy"].notna()]
+    if missing := sorted({*evaluated.tolist()} - {*table["round"].tolist()}):
+        return f"lacks round {missing[0]:.0f}, which was evaluated"
+    sizes = table.groupby("round").size()
+    if sizes.nunique() > 1 or int(table["class"].max()) + 1 != int(sizes.iloc[0]):
+        return "has rounds without some of the classes; cut short?"
+    return ""
