@@ -16,7 +16,7 @@ from helpers import SMALL, table
 
 from fedexp.cli.push import former_id, main
 from fedexp.core.errors import ConfigError
-from fedexp.trackers.replay import FinishedRun
+from fedexp.trackers.replay import load_finished
 from fedexp.trackers.wandb_service import _service_process
 from fedexp.trackers.wandb_tracker import WandbTracker
 from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
@@ -81,18 +81,18 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
     rounds = (run / "rounds.csv").read_text()
     damages = {
         "status": ("summary.json", '{"status": "failed"}', "has not come to its end"),
-        "summary": ("summary.json", "{", "summary.json: cannot be read"),
+        "summary": ("summary.json", "{", "summary.json: is no json"),
         "cut": ("rounds.csv", rounds[: rounds.index("\n1,") + 1], "ends with round 0, the run with 1"),
-        "config": ("config.yaml", "a: [", "config.yaml: cannot be read"),
-        "choices": ("config.yaml", "a: 1", "lacks `choices`"),
-        "table": ("rounds.csv", "a,b\n1,2\n", "not a table of rounds"),
-        "classes": ("class_accuracy.csv", "a\n1\n", "not a table round,class,accuracy"),
+        "config": ("config.yaml", "a: [", "config.yaml: is no yaml"),
+        "choices": ("config.yaml", "a: 1", "it lacks `choices`"),
+        "table": ("rounds.csv", "a,b\n1,2\n", "rounds.csv: has no column round"),
+        "classes": ("class_accuracy.csv", "a\n1\n", "class_accuracy.csv: has no column round, class, accuracy"),
     }
     for name, (file, text, message) in damages.items():
         damaged = bare_copy(run, tmp_path / name)
         (damaged / file).write_text(text)
         with pytest.raises(ConfigError, match=message):
-            FinishedRun(damaged)
+            load_finished(damaged)
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_a_run_finishes_whatever_wandb_does(fedexp, tmp_path, monkeypatch, fault
     assert log.count(" WARNING ") == 1, log
     assert "Traceback" not in answer.err + log
     assert len([line for line in answer.err.splitlines() if "wandb sync" in line]) == (fault != "no place")
-    assert FinishedRun(tmp_path / "run").summary["status"] == "completed"
+    assert load_finished(tmp_path / "run").summary["status"] == "completed"
     if not REFERENCE:
         assert fedexp(*SMALL, "hydra.run.dir=alone", "rounds=3").code == 0
         REFERENCE.update({name: table(tmp_path / "alone", name) for name in CSV})

@@ -14,8 +14,8 @@ import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
 from fedexp.core.storage import write_atomically
-from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import find_runs
 from fedexp.trackers.base import display_path
 
 COLUMNS = {  # column -> how it is printed
@@ -48,9 +48,9 @@ def columns(tasks: int) -> dict[str, str]:
 
 
 def runs(directories: Sequence[Path]) -> Iterator[RunDirectory]:
-    """Yield the runs at or below these directories that have a summary."""
+    """Yield the runs at or below these directories."""
     for directory in directories:
-        yield from (RunDirectory(path) for path in sorted(path.parent for path in directory.rglob(files.SUMMARY)))
+        yield from map(RunDirectory, find_runs(directory))
 
 
 def row(run: RunDirectory) -> dict[str, Any]:

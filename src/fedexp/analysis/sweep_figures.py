@@ -17,7 +17,7 @@ import numpy as np
 
 from fedexp.analysis.compare import WHERE
 from fedexp.figures import save
-from fedexp.figures.load import RunFiles, load_run
+from fedexp.figures.load import RunData, load_run
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir.reader import RunDirectory
@@ -39,7 +39,7 @@ class Method:
     runs: tuple[RunDirectory, ...]
 
     @cached_property
-    def files(self) -> list[RunFiles]:
+    def files(self) -> list[RunData]:
         return [load_run(run.directory) for run in self.runs]
 
     @property

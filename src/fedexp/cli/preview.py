@@ -84,7 +84,8 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
 
 
 def status(job: Planned) -> str:
-    """completed, diverged, failed, damaged, running, `interrupted at r`, or new. A run of another sweep may stand for it."""
+    """completed, diverged, failed, damaged, running, `interrupted at r`, or new. A run of another sweep may stand for
+    it."""
     if is_occupied(job.directory):
         return "running"
     directory = noted(job.directory) or job.directory

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
 from fedexp.core.views import PLAIN, VIEWS, suffix
-from fedexp.figures.load import RunFiles, load_run
+from fedexp.figures.load import RunData, load_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def interim_pictures(
     return {name: _png(draw()) for name, draw in _figures(run) if name in names}
 
 
-def _figures(run: RunFiles) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield the figures that this run has data for, each to be drawn by a call."""
     from fedexp.figures import draw
 

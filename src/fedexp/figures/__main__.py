@@ -13,18 +13,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the path of every picture; exit code 2 with one message when a directory holds no run."""
     parser = argparse.ArgumentParser(prog="python -m fedexp.figures", description=__doc__)
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
-    try:
-        for run_dir in parser.parse_args(arguments).run_dir:
+    code = 0
+    for run_dir in parser.parse_args(arguments).run_dir:
+        try:
             paths = make_figures(run_dir)
             if not paths:
                 raise ConfigError(
                     f"{run_dir}: no run to draw here (needs rounds.csv, class_accuracy.csv or partition.npz)"
                 )
             print(*paths, sep="\n")
-    except (ConfigError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        except (ConfigError, OSError) as error:
+            print(error, file=sys.stderr)
+            code = 2
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pictures of a run: one function each, from RunFiles to a matplotlib Figure."""
+"""The pictures of a run: one function each, from RunData to a matplotlib Figure."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from fedexp.core.views import PLAIN
-from fedexp.figures.load import RunFiles, TaskFile
+from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     BLUE,
     GREEN,
@@ -37,13 +37,13 @@ BUBBLES = (50, 30)  # most clients and classes for a bubble chart
 MOST_COLUMNS = 400  # in a heat map of clients: two pixels each
 
 
-def class_accuracy(run: RunFiles, history: History, view: str = PLAIN) -> Figure:
+def class_accuracy(run: RunData, history: History, view: str = PLAIN) -> Figure:
     """Heat map classes x rounds of class-wise test accuracy (FedNTD Fig. 2a, Flashback Fig. 5); colour 0 to 1."""
     subject = f"Class-wise test accuracy{_of(view)}"
     return _class_map(run, history, subject, history.matrix, "test accuracy of the class", top=1.0)
 
 
-def class_accuracy_normalised(run: RunFiles, history: History, view: str = PLAIN) -> Figure:
+def class_accuracy_normalised(run: RunData, history: History, view: str = PLAIN) -> Figure:
     """Heat map of class accuracy, every round divided by its sum over the classes (FedNTD Fig. 10).
 
     The colour ends at 3/C, three times the share of a class in a balanced model, so that runs compare; more is clipped.
@@ -55,7 +55,7 @@ def class_accuracy_normalised(run: RunFiles, history: History, view: str = PLAIN
     return _class_map(run, history, subject, share, label, top=top)
 
 
-def tasks(run: RunFiles, file: TaskFile, view: str = PLAIN) -> Figure:
+def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     """Heat map tasks x rounds of test accuracy, above the two accuracies of CFeD (Fig. 3)."""
     height = map_height(file.accuracy.shape[1])
     figure, (above, below) = _figure(
@@ -86,7 +86,7 @@ def tasks(run: RunFiles, file: TaskFile, view: str = PLAIN) -> Figure:
     return figure
 
 
-def curves(run: RunFiles) -> Figure:
+def curves(run: RunData) -> Figure:
     """Test accuracy with its best round and the targets, above forgetting (F of FedNTD Eq. 5, round forgetting)."""
     figure, (above, below) = _figure(run, "Accuracy and forgetting of the global model", 5.6, rows=2)
     rounds, accuracy = run.points("test_accuracy")
@@ -113,7 +113,7 @@ def curves(run: RunFiles) -> Figure:
     return figure
 
 
-def loss(run: RunFiles) -> Figure:
+def loss(run: RunData) -> Figure:
     """Training loss of the clients and test loss of the global model."""
     figure, (axes,) = _figure(run, "Loss", 3.6)
     series = [run.points("train_loss"), run.points("test_loss")]
@@ -127,7 +127,7 @@ def loss(run: RunFiles) -> Figure:
     return figure
 
 
-def data_distribution(run: RunFiles, counts: np.ndarray) -> Figure:
+def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
     """Training examples of every client per class: bubbles (FedNTD Fig. 3, FedKA Fig. 2a) or, for many, a heat map."""
     clients, classes = counts.shape
     height = 1.6 + map_height(classes)
@@ -150,7 +150,7 @@ def data_distribution(run: RunFiles, counts: np.ndarray) -> Figure:
     return figure
 
 
-def local_round(run: RunFiles, history: History, view: str = PLAIN) -> Figure:
+def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     """The round picture of the last round (Flashback Fig. 2): global model before, local models, global model after."""
     rows, last = round_picture(history), history.local_rounds[-1]
     names = [f"global, round {last - 1}", *(f"client {k}" for k in history.sampled[-1]), f"global, round {last}"]
@@ -184,7 +184,7 @@ def _of(view: str) -> str:
 
 
 def _figure(
-    run: RunFiles, subject: str, height: float, rows: int = 1, ratio: Sequence[float] | None = None
+    run: RunData, subject: str, height: float, rows: int = 1, ratio: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(rows, 1, squeeze=False, height_ratios=ratio)[:, 0]
@@ -192,7 +192,7 @@ def _figure(
     return figure, list(axes)
 
 
-def _class_map(run: RunFiles, history: History, subject: str, values: np.ndarray, label: str, top: float) -> Figure:
+def _class_map(run: RunData, history: History, subject: str, values: np.ndarray, label: str, top: float) -> Figure:
     """Draw `values` [R, C] as a figure of one heat map."""
     figure, (axes,) = _figure(run, subject, 1.5 + map_height(values.shape[1]))
     heat_map(figure, axes, np.array(history.rounds), values, label, top)
@@ -201,7 +201,7 @@ def _class_map(run: RunFiles, history: History, subject: str, values: np.ndarray
     return figure
 
 
-def _task_lines(run: RunFiles, axes: Axes, colour: str, cells: bool = False) -> None:
+def _task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> None:
     """Draw a thin line where a task other than the first begins: between two rounds or, in a heat map, two cells."""
     if run.tasks is None:
         return
@@ -248,7 +248,7 @@ def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]
     return np.append(starts, len(counts)), np.maximum.reduceat(counts, starts, axis=0)
 
 
-def _round_axis(run: RunFiles, *panels: Axes) -> None:
+def _round_axis(run: RunData, *panels: Axes) -> None:
     """Give all panels the same round axis, from the first row of rounds.csv to the last, and legends beside them."""
     rounds = run.columns["round"]
     first, last = np.nanmin(rounds), np.nanmax(rounds)

@@ -1,19 +1,18 @@
-"""Read the files of a run directory into arrays; every file may be missing or end early."""
+"""A run directory as the arrays that its pictures show; every file may be missing or end early."""
 
-import csv
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from yaml import YAMLError
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN, VIEWS, file_of, others, suffix
 from fedexp.data.partition import Partition, load_npz
 from fedexp.metrics.history import History, later_partitions, load_history
+from fedexp.rundir import contents, files
+from fedexp.rundir.reader import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class TaskFile:
 
 
 @dataclass(frozen=True)
-class RunFiles:
+class RunData:
     """The data that the figures of a run need; nan marks an undefined value."""
 
     title: str  # the run in one line
@@ -66,34 +65,32 @@ def load_run(
     history: History | None = None,
     summary: dict[str, Any] | None = None,
     further: Mapping[str, History] | None = None,
-) -> RunFiles:
+) -> RunData:
     """Read a run directory. Raises ConfigError naming a damaged file.
 
     history: class accuracies up to a round, in the place of those in the files: the run as it was after that round;
     further: the same in each further view of the test set.
     summary: what summary.json will be, where it is still to be written.
     """
-    config, columns, tasks = (
-        _read_yaml(run_dir / "config.yaml"),
-        read_columns(run_dir / "rounds.csv"),
-        read_tasks(run_dir / "tasks.csv"),
-    )
-    views = {view: read_tasks(run_dir / "tasks.csv", view) for view in others(VIEWS)}
+    run = RunDirectory(run_dir)
+    config, columns, tasks = run.config, columns_of(run), tasks_of(run)
+    views = {view: tasks_of(run, view) for view in others(VIEWS)}
     other_tasks = {view: each for view, each in views.items() if each is not None}
-    partition = run_dir / "partition.npz"
-    arrays = load_npz(partition) if partition.exists() else {}
+    partition = run_dir / files.PARTITION
+    arrays = load_npz(partition) if run.has(files.PARTITION) else {}
     if history is not None:
         summary, last = {}, history.rounds[-1]  # not over yet
         columns = {name: values[columns["round"] <= last] for name, values in columns.items()}
         tasks = tasks and tasks.upto(last)
         other_tasks = {view: each.upto(last) for view, each in other_tasks.items()}
     else:
-        summary = _read_json(run_dir / "summary.json") if summary is None else summary
-        drawable = arrays and (run_dir / "class_accuracy.csv").exists()
+        summary = run.summary if summary is None else summary
+        drawable = arrays and run.has(files.CLASSES)
         history = load_history(run_dir) if drawable else None
-        there = [view for view in others(VIEWS) if (run_dir / file_of("class_accuracy.csv", view)).exists()]
+        there = [view for view in others(VIEWS) if run.has(file_of(files.CLASSES, view))]
         further = {view: load_history(run_dir, view) for view in there if drawable}
-    return RunFiles(
+    require_readable(run)
+    return RunData(
         title=describe(config, summary, config.get("choices") or {}),
         columns=columns,
         targets=tuple(map(float, config.get("targets") or ())),
@@ -113,34 +110,34 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
     return first["counts"] + sum(Partition.load(path).counts for path in later_partitions(run_dir))
 
 
-def read_tasks(path: Path, view: str = PLAIN) -> TaskFile | None:
-    """Read tasks.csv; None when it is missing, has no row or lacks this view of the test set. Raises ConfigError when
-    it is not such a table."""
-    columns = read_columns(path)
+def require_readable(run: RunDirectory) -> None:
+    """Raise ConfigError naming the first of the files that have been read and are damaged. Empty tables are not: a run
+    that was interrupted may have them."""
+    for problem in run.unreadable:
+        if not (problem.reason == contents.EMPTY and problem.file.endswith(".csv")):
+            raise ConfigError(f"{run.directory / problem.file}: {problem.reason}")
+
+
+def tasks_of(run: RunDirectory, view: str = PLAIN) -> TaskFile | None:
+    """Return tasks.csv; None when it is missing, has no row or lacks this view of the test set."""
     name = f"accuracy{suffix(view)}"
-    if not columns or (view != PLAIN and name not in columns):
+    if run.tasks is None or name not in run.tasks:
         return None
-    try:
-        keys = np.stack([columns[key] for key in ("round", "task", "evaluated_task")])
-        accuracy = columns[name]
-    except KeyError as error:
-        raise ConfigError(f"{path}: cannot be read (no column {error})") from None
-    whole = np.isfinite(keys).all(0)  # the last row of a killed run may be cut short
-    number, learning, evaluated = keys[:, whole].astype(int)
+    keys = ("round", "task", "evaluated_task")
+    number, learning, evaluated = (run.tasks[key].to_numpy().astype(int) for key in keys)
     rounds, first, row = np.unique(number, return_index=True, return_inverse=True)
+    if evaluated.max(initial=0) > len(number):
+        raise ConfigError(f"{run.directory / files.TASKS}: has tasks that no row belongs to")
     table = np.full((len(rounds), evaluated.max(initial=0)), np.nan)
-    table[row, evaluated - 1] = accuracy[whole]
+    table[row, evaluated - 1] = run.tasks[name].to_numpy()
     return TaskFile(rounds, learning[first], table) if len(rounds) else None
 
 
-def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Read a csv file with a header as float columns; an empty, missing or non-numeric field is nan."""
-    if not path.exists():
+def columns_of(run: RunDirectory) -> dict[str, np.ndarray]:
+    """Return the columns of rounds.csv as floats [T]; an empty or non-numeric field is nan."""
+    if run.rounds is None:
         return {}
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in rows[0] if name] if rows else []
-    return {name: np.array([_number(row[name]) for row in rows]) for name in names}
+    return {str(name): run.rounds[name].to_numpy(dtype=float) for name in run.rounds}
 
 
 def describe(config: dict[str, Any], summary: dict[str, Any], choices: dict[str, Any]) -> str:
@@ -169,33 +166,3 @@ def describe(config: dict[str, Any], summary: dict[str, Any], choices: dict[str,
         status if status != "completed" else None,
     ]
     return ", ".join(filter(None, parts))
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text) if text else np.nan
-    except ValueError:
-        return np.nan
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    return _read(path, lambda: OmegaConf.to_container(OmegaConf.load(path), resolve=False))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return _read(path, lambda: json.loads(path.read_text(encoding="utf-8")))
-
-
-def _read(path: Path, parse: Callable[[], Any]) -> dict[str, Any]:
-    """Return what `parse` makes of a file, {} for a missing one. ConfigError when it is not a mapping."""
-    if not path.exists():
-        return {}
-    try:
-        content = parse()
-        if not isinstance(content, dict):
-            raise ValueError("not a mapping")
-    except (ValueError, YAMLError, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
-    return content

@@ -18,6 +18,7 @@ from fedexp.core import yaml_files
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEP = re.compile(r"^[-? \t]{200}", re.MULTILINE)
+EMPTY = "is empty"
 LENGTH = 150  # characters of a reason that are shown
 
 
@@ -39,7 +40,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise Damaged(f"cannot be read ({error.strerror})") from None
     if not text.strip():
-        raise Damaged("is empty")
+        raise Damaged(EMPTY)
     if "\0" in text:
         raise Damaged("is not text (it holds null bytes)")
     return text
@@ -51,8 +52,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain values that a .yaml file holds. Raises Damaged."""
-    return parsed(read_text(path), load_yaml, "yaml")
+    """Return the plain values that a .yaml file holds. Raises Damaged, also where the last line has no end."""
+    text = read_text(path)
+    content = parsed(text, load_yaml, "yaml")
+    if not text.endswith("\n"):
+        raise Damaged("ends in the middle of a line")
+    return content
 
 
 def load_yaml(text: str) -> Any:
@@ -130,7 +135,7 @@ def read_table(path: Path, keys: Iterable[str], columns: Iterable[str] = (), tex
         raise Damaged(f"has no column {', '.join(missing)}")
     for name in table:
         if str(name) not in words and (table[name].dtype == object or not pd.api.types.is_numeric_dtype(table[name])):
-            numbers = pd.to_numeric(table[name], errors="coerce").astype(float)
+            numbers = table[name].map(as_number).astype(float)
             odd = table[name][numbers.isna() & table[name].notna()]
             problem = problem or (f"has {shown(odd.iloc[0])!r} in the column {name}" if len(odd) else "")
             table[name] = numbers
@@ -140,6 +145,16 @@ def read_table(path: Path, keys: Iterable[str], columns: Iterable[str] = (), tex
     table = table[good]
     table.attrs["problem"] = problem or ("" if text.endswith("\n") else "ends in the middle of a row")
     return table
+
+
+def as_number(cell: Any) -> float:
+    """Return a cell as a number; nan where it is none, infinity where no float is as large."""
+    try:
+        return float(cell)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def whole(column: pd.Series) -> np.ndarray:

@@ -62,7 +62,10 @@ class RunDirectory:
         def read(path: Path) -> dict[str, Any]:
             return contents.mapping(contents.read_yaml(path))
 
-        return self._read(files.CONFIG, read, lambda found: wholeness.check_types(found, wholeness.CONFIG)) or {}
+        def check(found: dict[str, Any]) -> str:
+            return wholeness.check_types(found, wholeness.CONFIG)
+
+        return self._read(files.CONFIG, read, check) or {}
 
     @cached_property
     def overrides(self) -> list[str]:
@@ -138,6 +141,11 @@ class RunDirectory:
             return None
         return content
 
+    @property
+    def unreadable(self) -> list[Problem]:
+        """What is wrong with the files that have been read so far."""
+        return list(self._found.values())
+
     # --- state
 
     @cached_property
@@ -148,6 +156,8 @@ class RunDirectory:
         _ = self.summary, self.config, self.overrides
         found = dict(self._found)
         if self.over:
+            if self.config and (reason := wholeness.check_config(self.config)):
+                found.setdefault(files.CONFIG, Problem(files.CONFIG, reason))
             for name in self._expected():
                 if not self.has(name):
                     found.setdefault(name, Problem(name, "is missing"))

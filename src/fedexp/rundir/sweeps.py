@@ -1,5 +1,6 @@
 """The directory of a sweep: a directory for each job, and a note of which named sweep it holds."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,17 @@ from fedexp.rundir.elsewhere import noted
 from fedexp.rundir.reader import MARKS, RunDirectory
 
 MARKER = "sweep.json"  # in the directory of a named sweep
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """Return the run directories at or below this one, in the order of their names."""
+    found = []
+    for folder, folders, names in os.walk(directory):
+        if not {*names, *folders}.isdisjoint(MARKS):
+            found.append(Path(folder))
+            folders.clear()
+        folders.sort()
+    return found
 
 
 @dataclass(frozen=True)

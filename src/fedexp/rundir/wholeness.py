@@ -85,6 +85,7 @@ SUMMARY: Mapping[str, Callable[[Any], bool]] = {
     "best_accuracy": is_share,
 }
 REQUIRED = ("algorithm", "dataset", "rounds", "accuracy", "best_accuracy")  # of a run that is over
+LAST_KEY = "choices"  # of config.yaml
 CONFIG: Mapping[str, Callable[[Any], bool]] = {
     "choices": is_mapping,
     **dict.fromkeys(("algorithm", "dataset", "partition", "scenario", "hardware", "tracker"), or_none(is_mapping)),
@@ -111,6 +112,13 @@ def check_summary(summary: Mapping[str, Any]) -> str:
         return ""
     lacks = [name for name in REQUIRED if name not in summary]
     return f"lacks {', '.join(lacks)}" if lacks else check_types(summary, SUMMARY)
+
+
+def check_config(config: Mapping[str, Any]) -> str:
+    """Return what the configuration of a run that is over lacks."""
+    if LAST_KEY not in config:
+        return f"was not written by a run or is cut short (it lacks `{LAST_KEY}`)"
+    return ""
 
 
 def check_table(table: pd.DataFrame) -> str:

@@ -30,8 +30,6 @@ def load_finished(directory: Path) -> RunDirectory:
         raise ConfigError(f"{directory}: the run there has not come to its end (see {files.ERROR})")
     if run.damaged:
         raise ConfigError(f"{directory}: {run.describe_damage()}")
-    if "choices" not in run.config:
-        raise ConfigError(f"{directory / files.CONFIG}: not written by a run (it lacks `choices`)")
     return run
 
 

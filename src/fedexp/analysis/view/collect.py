@@ -20,6 +20,7 @@ from fedexp.core.views import AUGMENTED, suffix
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import MARKS, RunDirectory
+from fedexp.rundir.sweeps import find_runs
 
 EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.CLASSES, files.PARTITION)
 MOST_POINTS = 300  # of a curve
@@ -38,19 +39,14 @@ SHOWN = (
 )
 
 
-def find_runs(paths: Sequence[Path]) -> list[Path]:
+def runs_below(paths: Sequence[Path]) -> list[Path]:
     """Return the run directories at or below these, in their order. Raises ConfigError where there are none."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
             siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
             raise ConfigError(f"{path}: no such directory{nearest(path.name, siblings)}")
-        below = []
-        for folder, folders, names in os.walk(path):
-            if not {*names, *folders}.isdisjoint(MARKS):
-                below.append(Path(folder))
-                folders.clear()
-            folders.sort()
+        below = find_runs(path)
         if not below:
             raise ConfigError(f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below it)")
         found |= dict.fromkeys(below)
@@ -75,7 +71,7 @@ class Pool:
 
 def collect(paths: Sequence[Path]) -> dict[str, Any]:
     """Collect everything that the page shows. Raises ConfigError where there is no run."""
-    directories = find_runs(paths)
+    directories = runs_below(paths)
     base = Path(os.path.commonpath([path.absolute() for path in (paths if len(paths) > 1 else directories)]))
     if base in (path.absolute() for path in directories):
         base = base.parent

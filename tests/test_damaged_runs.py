@@ -1,0 +1,223 @@
+"""Every file of a run that tables need, with every damage, under every command that reads it: one damaged job is named,
+left out and run again; it never takes away the tables of the others, and no command ends in a traceback."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from fedexp.analysis import report
+from fedexp.analysis.aggregate import write_report
+from fedexp.analysis.view.__main__ import main as view
+from fedexp.cli import preview, push
+from fedexp.config.build import resolve
+from fedexp.data.partition import Partition, partition_hash
+from fedexp.figures.__main__ import main as figures
+from fedexp.rundir import elsewhere
+from fedexp.rundir.lock import is_occupied
+from fedexp.rundir.reader import RunDirectory, finished_summary
+from fedexp.rundir.sweeps import SweepDirectory
+from test_view import write_run
+from toy_federation import composed
+
+FILES = ("summary.json", "rounds.csv", "class_accuracy.csv", "config.yaml", ".hydra/overrides.yaml")
+SWEEP = ("sound", "hurt")  # the jobs
+
+
+def replace_numbers(path, value):
+    """Put a value in the place of every number after the first row, column or key."""
+    if path.suffix == ".csv":
+        table = pd.read_csv(path).astype(object)
+        table.iloc[1:] = value
+        path.write_text(table.to_csv(index=False))
+    elif path.suffix == ".json":
+        keys = f'"rounds": {value}, "accuracy": {value}, "best_accuracy": {value}'
+        path.write_text(f'{{"status": "completed", "algorithm": "fedavg", "dataset": "digits", {keys}}}')
+    elif path.name == "config.yaml":
+        path.write_text(f"rounds: {value}\nseed: {value}\nchoices: {{dataset: digits}}\n")
+    else:
+        path.write_text(f"- {value}\n")
+
+
+def as_folder(path):
+    path.unlink()
+    path.mkdir()
+    (path / "inside").write_text("x")
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "blank": lambda path: path.write_text("\n \n"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2 - 2]),
+    "list": lambda path: path.write_text("[1, {}]\n"),
+    "number": lambda path: path.write_text("17\n"),
+    "null": lambda path: path.write_text("null\n"),
+    "text": lambda path: path.write_text('"words"\n'),
+    "binary": lambda path: path.write_bytes(bytes(range(256)) * 9),
+    "null bytes": lambda path: path.write_bytes(path.read_bytes() + b"\0" * 64),
+    "latin-1": lambda path: path.write_bytes(path.read_bytes() + "ä".encode("latin-1")),
+    "missing": lambda path: path.unlink(),
+    "folder": as_folder,
+    "link to nothing": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    "nan": lambda path: replace_numbers(path, "NaN" if path.suffix == ".json" else ".nan"),
+    "huge": lambda path: replace_numbers(path, "1.0e+999"),
+    "large": lambda path: replace_numbers(path, "9" * 400),
+    "deep": lambda path: path.write_text("[" * 100_000),
+}
+CASES = [(name, damage) for name in FILES for damage in DAMAGES]
+
+
+def sample(first):
+    """All cases, of which every eleventh from this one on is in the fast tests."""
+    return [case if i % 11 == first else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(CASES)]
+
+
+def write_job(directory, seed):
+    """A finished run with a partition that pictures can be drawn from."""
+    write_run(directory, {"algorithm": "fedavg", "alpha": "1", "seed": str(seed)}, rounds=4)
+    parts = tuple(np.split(np.arange(12), 4))
+    classes = [f"class {c}" for c in range(3)]
+    Partition(parts, np.full((4, 3), 1), partition_hash(parts), {}).save(directory / "partition.npz", classes)
+    return directory
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    for seed, name in enumerate(SWEEP):
+        write_job(tmp_path / "multirun" / "mine" / name, seed)
+    return tmp_path / "multirun" / "mine"
+
+
+def hurt(sweep, name, damage):
+    DAMAGES[damage](sweep / "hurt" / name)
+    return sweep / "hurt"
+
+
+def is_damaged(name, damage):
+    """A run without a summary has not come to its end; nothing there is damaged."""
+    return (name, damage) != ("summary.json", "missing")
+
+
+def test_what_is_sound_is_complete(sweep):
+    jobs = SweepDirectory(sweep)
+    assert [run.directory.name for run in jobs.complete] == sorted(SWEEP)
+    assert [run.problems for run in jobs.jobs] == [[], []]
+    assert [jobs.begun, jobs.failed, jobs.damaged] == [[], [], []]
+
+
+@pytest.mark.parametrize(("name", "damage"), CASES)
+def test_a_damaged_job_is_none_that_is_complete(sweep, name, damage):
+    """What decides whether the same `--multirun` command runs it again, and what another sweep may count."""
+    job = hurt(sweep, name, damage)
+    assert finished_summary(job) is None
+    jobs = SweepDirectory(sweep)
+    assert [run.directory.name for run in jobs.complete] == ["sound"]
+    assert [run.directory.name for run in jobs.damaged] == ["hurt"] * is_damaged(name, damage)
+    assert [run.directory.name for run in jobs.begun] == ["hurt"] * (not is_damaged(name, damage))
+    config = yaml.safe_load((sweep / "sound" / "config.yaml").read_text())
+    assert elsewhere.complete(sweep.parent / "other" / "job", config | {"seed": 1}) is None
+    if is_damaged(name, damage):
+        line = RunDirectory(job).describe_damage()
+        assert line.startswith(f"{name}: ")
+        assert len(line.splitlines()) == 1
+        assert len(line) < 400
+
+
+@pytest.mark.parametrize(("name", "damage"), sample(0))
+def test_the_report_counts_the_others(sweep, name, damage, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("fedexp"), "propagate", True)
+    hurt(sweep, name, damage)
+    assert len(write_report(sweep, figures=False)) == 4
+    table = pd.read_csv(sweep / "table.csv")
+    assert (table["n"].tolist(), table["seeds"].tolist()) == ([1], [0])
+    told = [line for line in (sweep / "table.md").read_text(encoding="utf-8").splitlines() if "damaged" in line]
+    assert len(told) == is_damaged(name, damage)
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == told
+    assert all(line.startswith(f"Left out, damaged: hurt: {name}: ") for line in told)
+
+
+@pytest.mark.parametrize(("name", "damage"), sample(2))
+def test_the_table_of_all_runs_counts_the_others(sweep, name, damage, capsys):
+    hurt(sweep, name, damage)
+    assert report.main([str(sweep), "--out", str(sweep / "all")]) == 0
+    assert pd.read_csv(sweep / "all.csv")["seed"].tolist() == [0]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == is_damaged(name, damage)
+    assert all(f"hurt: {name}: " in line for line in told)
+
+
+@pytest.mark.parametrize(("name", "damage"), sample(4))
+def test_the_page_shows_the_others(sweep, name, damage, capsys):
+    hurt(sweep, name, damage)
+    assert view([str(sweep)]) == 0
+    assert f"{name}: " in (sweep / "view.html").read_text(encoding="utf-8")
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "damage"), sample(6))
+def test_a_push_refuses_it(sweep, name, damage, capsys):
+    job = hurt(sweep, name, damage)
+    assert push.main([str(job), "--mode", "offline"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert name in told[0]
+    assert not (job / "wandb").exists()
+
+
+@pytest.mark.parametrize(("name", "damage"), sample(8))
+def test_a_preview_runs_it_again(sweep, name, damage, capsys):
+    job = hurt(sweep, name, damage)
+    planned = [preview.Planned(path, resolve(composed())) for path in (job, sweep / "sound")]
+    preview.show(planned, preview.measurements([sweep.parent]))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    state = "damaged" if is_damaged(name, damage) else "interrupted"
+    assert first.split()[:2] == ["hurt", state]
+    assert last == f"2 jobs: 1 done, 1 {state}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "damage"), [case for case in CASES if case[0] != ".hydra/overrides.yaml"])
+def test_pictures_of_what_there_is(sweep, name, damage, capsys):
+    """Exit code 2 and one line that names the file, or the pictures that it has nothing to do with."""
+    job = hurt(sweep, name, damage)
+    code, told = figures([str(job)]), capsys.readouterr()
+    assert code in (0, 2)
+    assert bool(code) == bool(told.err)
+    if code:
+        assert name in told.err
+        assert len(told.err.splitlines()) == 1
+    assert not list(Path(job).rglob(".*.tmp"))
+
+
+def test_what_no_number_gives_away_is_seen(sweep):
+    """Rows that are missing, twice or of another order, and accuracies that are none."""
+    job = sweep / "hurt"
+    rounds, classes = ((job / name).read_text().splitlines(keepends=True) for name in ("rounds.csv", FILES[2]))
+    for name, lines, reason in (
+        ("rounds.csv", rounds[:-1], "ends with round 3, the run with 4; cut short?"),
+        ("rounds.csv", [*rounds[:3], rounds[2], *rounds[3:]], "has rounds that do not ascend"),
+        ("rounds.csv", [*rounds[:-1], rounds[-1].replace("4,", "4,1e9,", 1)], "is no table"),
+        ("rounds.csv", [*rounds[:-1], rounds[-1].rstrip("\n")[:-1]], "ends in the middle of a row"),
+        ("class_accuracy.csv", classes[:-1], "has rounds without some of the classes; cut short?"),
+        ("class_accuracy.csv", classes[:-3], "lacks round 4, which was evaluated"),
+        ("class_accuracy.csv", [*classes[:-1], "4,2,1.5\n"], "has 1.5 in the column accuracy, which is no accuracy"),
+        ("class_accuracy.csv", [*classes[:-1], "4,2,x\n"], "has 'x' in the column accuracy"),
+    ):
+        whole = (job / name).read_text()
+        (job / name).write_text("".join(lines))
+        (problem,) = RunDirectory(job).problems
+        assert problem.file == name
+        assert problem.reason.startswith(reason)
+        (job / name).write_text(whole)
+    assert RunDirectory(job).finished
+
+
+def test_a_marker_or_lock_that_is_damaged_is_none(sweep):
+    for content in (b"", b"[", b"[]", b'{"sweep": 3}', b"\xff\xfe"):
+        (sweep / "sweep.json").write_bytes(content)
+        assert SweepDirectory(sweep).name == "mine"
+    (sweep / "hurt" / ".lock").mkdir()
+    assert not is_occupied(sweep / "hurt")
