@@ -12,7 +12,7 @@ import yaml
 from fedexp.analysis import report
 from fedexp.analysis.aggregate import write_report
 from fedexp.analysis.view.__main__ import main as view
-from fedexp.cli import preview, push
+from fedexp.cli import main, preview, push
 from fedexp.config.build import resolve
 from fedexp.data.partition import Partition, partition_hash
 from fedexp.figures.__main__ import main as figures
@@ -221,3 +221,29 @@ def test_a_marker_or_lock_that_is_damaged_is_none(sweep):
         assert SweepDirectory(sweep).name == "mine"
     (sweep / "hurt" / ".lock").mkdir()
     assert not is_occupied(sweep / "hurt")
+
+
+REPAIRS = {"summary.json": "folder", "rounds.csv": "binary", "class_accuracy.csv": "cut", "config.yaml": "list"}
+REPAIRS |= {".hydra/overrides.yaml": "folder"}
+
+
+@pytest.mark.slow  # a small run, and again for each damage
+def test_the_same_command_mends_it(tmp_path, monkeypatch, capsys):
+    """To the same numbers, in one go; what was there is kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false", "seed=0"]
+    small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.sweep.dir=multirun/a"]
+    assert main.answer(["--multirun", *small], main.nullcontext()) == 0
+    (job,) = SweepDirectory(tmp_path / "multirun" / "a").jobs
+    before, overrides = job.class_accuracy(), (job.directory / FILES[-1]).read_text()
+    for name, damage in REPAIRS.items():
+        DAMAGES[damage](job.directory / name)
+        assert SweepDirectory(tmp_path / "multirun" / "a").complete == []
+        capsys.readouterr()
+        assert main.answer(["--multirun", *small], main.nullcontext()) == 0
+        assert f"{name}: " in capsys.readouterr().err
+        (again,) = SweepDirectory(tmp_path / "multirun" / "a").complete
+        pd.testing.assert_frame_equal(again.class_accuracy(), before)
+        assert (job.directory / FILES[-1]).read_text() == overrides
+    assert {"class_accuracy.csv", "rounds.csv"} <= {path.name for path in (job.directory / "damaged").iterdir()}

@@ -15,7 +15,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Partition, partition_hash
 from fedexp.figures import draw, make_figures
 from fedexp.figures.__main__ import main
-from fedexp.figures.load import describe, load_run, read_columns
+from fedexp.figures.load import columns_of, describe, load_run
+from fedexp.rundir.reader import RunDirectory
 
 ALL = {"class_accuracy", "class_accuracy_normalised", "curves", "loss", "data_distribution", "local_round"}
 CONFIG = """
@@ -443,7 +444,7 @@ def test_titles_name_the_run():
 def test_columns_of_an_interrupted_file(tmp_path):
     path = tmp_path / "rounds.csv"
     path.write_text("round,test_accuracy,note\n0,0.5,a\n1,,b\n2")  # the last row is cut short
-    columns = read_columns(path)
+    columns = columns_of(RunDirectory(tmp_path))
     np.testing.assert_array_equal(columns["round"], [0, 1, 2])
     np.testing.assert_array_equal(columns["test_accuracy"], [0.5, np.nan, np.nan])
     assert np.isnan(columns["note"]).all()
