@@ -155,7 +155,11 @@ class RunDirectory:
         tables[files.TASKS] = self.tasks
         _ = self.summary, self.config, self.overrides
         found = dict(self._found)
+        if self.has(files.SUMMARY) and "status" not in self.summary:
+            found.setdefault(files.SUMMARY, Problem(files.SUMMARY, "has no status"))
         if self.over:
+            if reason := wholeness.check_results(self.summary):
+                found[files.SUMMARY] = Problem(files.SUMMARY, reason)
             if self.config and (reason := wholeness.check_config(self.config)):
                 found.setdefault(files.CONFIG, Problem(files.CONFIG, reason))
             for name in self._expected():
@@ -174,7 +178,7 @@ class RunDirectory:
 
     def _check(self, name: str, table: pd.DataFrame) -> str:
         if name == files.ROUNDS:
-            return wholeness.check_rounds(table, self.summary["rounds"])
+            return wholeness.check_rounds(table, self.summary.get("rounds"))
         sound = self.rounds is not None and not self._check(files.ROUNDS, self.rounds)
         if name == files.TASKS or self.rounds is None or not sound:
             return wholeness.check_table(table)
@@ -190,7 +194,7 @@ class RunDirectory:
         """completed | diverged | failed | damaged | running | unfinished. A run that is over is damaged where a file
         that the tables need is not whole, and any where summary.json is not."""
         if self.has(files.SUMMARY):
-            whole = self.summary and not (self.over and self.problems)
+            whole = "status" in self.summary and not (self.over and self.problems)
             return str(self.summary["status"]) if whole else DAMAGED
         if self.has(files.ERROR):
             return "failed"

@@ -106,12 +106,15 @@ def check_types(content: Mapping[str, Any], types: Mapping[str, Callable[[Any], 
 def check_summary(summary: Mapping[str, Any]) -> str:
     """Return what is wrong with the content of summary.json."""
     status = summary.get("status")
-    if status not in STATUSES:
-        return "has no status" if status is None else f"has a status that no run has ({str(status)[:60]})"
-    if status == "failed":
-        return ""
+    if status is not None and status not in STATUSES:
+        return f"has a status that no run has ({str(status)[:60]})"
+    return "" if status == "failed" else check_types(summary, SUMMARY)
+
+
+def check_results(summary: Mapping[str, Any]) -> str:
+    """Return what the summary of a run that is over lacks."""
     lacks = [name for name in REQUIRED if name not in summary]
-    return f"lacks {', '.join(lacks)}" if lacks else check_types(summary, SUMMARY)
+    return f"lacks {', '.join(lacks)}" if lacks else ""
 
 
 def check_config(config: Mapping[str, Any]) -> str:
@@ -133,13 +136,13 @@ def check_table(table: pd.DataFrame) -> str:
     return ""
 
 
-def check_rounds(table: pd.DataFrame, last: int) -> str:
-    """Return what is wrong with rounds.csv of a run whose summary says that `last` was its last round."""
+def check_rounds(table: pd.DataFrame, last: int | None) -> str:
+    """Return what is wrong with rounds.csv of a run whose summary has `last` as its last round, or None."""
     if "test_accuracy" not in table:
         return "has no column test_accuracy"
     if problem := check_table(table):
         return problem
-    if not len(table) or int(table["round"].iloc[-1]) != last:
+    if not len(table) or (last is not None and int(table["round"].iloc[-1]) != last):
         end = f"ends with round {int(table['round'].iloc[-1])}" if len(table) else "has no round"
         return f"{end}, the run with {last}; cut short?"
     return "has rounds that do not ascend" if (np.diff(table["round"]) <= 0).any() else ""
