@@ -1,5 +1,7 @@
 """Files of a run directory as plain values. What cannot be read, whatever it is, raises Damaged with the reason."""
 
+from __future__ import annotations  # pandas takes long to import
+
 import io
 import json
 import math
@@ -8,13 +10,15 @@ import stat
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import yaml
 
 from fedexp.core import yaml_files
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEP = re.compile(r"^[-? \t]{200}", re.MULTILINE)
@@ -124,6 +128,8 @@ def read_table(path: Path, keys: Iterable[str], columns: Iterable[str] = (), tex
     keys: columns that it must have, of whole numbers; columns: others that it must have; texts: columns of words. A row
     without one of the keys is left out: a run that was killed may have left half a row. Raises Damaged.
     """
+    import pandas as pd
+
     text, keys, words, problem = read_text(path), list(keys), {*texts}, ""
     try:
         with warnings.catch_warnings():

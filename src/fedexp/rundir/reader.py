@@ -8,14 +8,15 @@ Nothing is read before it is asked for, and nothing raises: a file that is missi
 `problems` says why. Torch is not needed.
 """
 
+from __future__ import annotations  # pandas takes long to import
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN, VIEWS, file_of, others
@@ -24,6 +25,9 @@ from fedexp.rundir import contents, files, wholeness
 from fedexp.rundir.contents import Damaged
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.wholeness import OVER
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)  # one of them makes a directory a run
 DAMAGED = "damaged"
@@ -223,6 +227,8 @@ class RunDirectory:
     @cached_property
     def table(self) -> pd.DataFrame:
         """rounds.csv from round 1 on; empty without one."""
+        import pandas as pd
+
         found = self.rounds
         return pd.DataFrame({"round": []}) if found is None else found[found["round"] >= 1]
 

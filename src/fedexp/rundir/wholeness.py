@@ -2,14 +2,18 @@
 
 Each check returns what is wrong in a few words, or an empty text."""
 
+from __future__ import annotations  # pandas takes long to import
+
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fedexp.core.views import VIEWS, suffix
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OVER = ("completed", "diverged")  # status of a run that has come to its end
 STATUSES = (*OVER, "failed")
@@ -129,7 +133,7 @@ def check_table(table: pd.DataFrame) -> str:
     if problem := table.attrs.get("problem"):
         return str(problem)
     for name in table:
-        if "accuracy" in str(name) and pd.api.types.is_numeric_dtype(table[name]):
+        if "accuracy" in str(name) and table[name].dtype.kind in "fiu":
             values = table[name].to_numpy(dtype=float)
             if odd := values[~np.isnan(values) & ~((values >= 0) & (values <= 1))].tolist():
                 return f"has {odd[0]:g} in the column {name}, which is no accuracy"
