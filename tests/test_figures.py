@@ -27,6 +27,7 @@ alpha: 0.1
 num_clients: 4
 seed: 0
 targets: [0.2, 0.99]
+choices: {}
 """
 
 
