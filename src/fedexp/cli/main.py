@@ -178,12 +178,10 @@ def say_error(error: Exception, watch: "SweepWatch", folders: list[Path]) -> int
 
 def check_flags(arguments: list[str]) -> None:
     """Raises ConfigError for what Hydra's parser would print its usage for and exit."""
-    from hydra._internal.utils import get_args_parser
+    from fedexp.core.private.of_hydra import parse_flags
 
-    parser = get_args_parser()
-    parser.exit_on_error = False
     try:
-        parser.parse_args(arguments)
+        parse_flags(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
 
