@@ -52,7 +52,9 @@ def test_every_module_has_a_room():
 
 
 def test_private_interfaces_of_libraries_are_in_one_place():
-    private = re.compile(r"hydra\._internal|torch\._|logging\._|\._(value|get_node|dereference_node|is_none|is_missing)\(")
+    private = re.compile(
+        r"hydra\._internal|torch\._(?!_)|logging\._|\._(value|get_node|dereference_node|is_none|is_missing)\("
+    )
     elsewhere = [
         f"{path.relative_to(PACKAGE)}: {found.group()}"
         for path in sorted(PACKAGE.rglob("*.py"))

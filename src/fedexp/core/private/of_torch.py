@@ -1,4 +1,4 @@
-"""torch: whether code runs within torch.func's transforms, which no public function of it tells."""
+"""torch: whether code runs within torch.func's transforms, which no public function of it tells, and a fused copy."""
 
 from contextlib import AbstractContextManager
 
@@ -18,3 +18,8 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 def outside_transforms() -> AbstractContextManager[None]:
     """Inside, new tensors are ordinary ones with memory of their own, also when a transform is active."""
     return torch._C._DisableFuncTorch()
+
+
+def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy many tensors at once: one kernel on a GPU, where a copy of each would launch one each."""
+    torch._foreach_copy_(targets, values)
