@@ -111,11 +111,11 @@ def test_bad_questions(arguments, message):
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_answers_of_each_shell(shell, monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", "fedexp model=cnn")
-    assert main.answer(["--shell-completion", f"query={shell}"], main.nullcontext()) == 0
+    assert main.main(["--shell-completion", f"query={shell}"]) == 0
     end = " " if shell == "bash" else ""
     assert capsys.readouterr().out == f"model=cnn{end}\nmodel=cnn_3fc{end}\n"
     for task in ("install", "uninstall"):
-        assert main.answer(["-sc", f"{task}={shell}"], main.nullcontext()) == 0
+        assert main.main(["-sc", f"{task}={shell}"]) == 0
         assert "fedexp" in capsys.readouterr().out
 
 

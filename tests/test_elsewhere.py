@@ -96,10 +96,10 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
     small += ["hardware.engine=sequential", "hardware.threads=1"]
-    assert main.answer(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"], main.nullcontext()) == 0
+    assert main.main(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"]) == 0
     capsys.readouterr()
     again = ["--multirun", *small, "seed=0,1", "hydra.sweep.dir=multirun/b"]
-    assert main.answer(again, main.nullcontext()) == 0
+    assert main.main(again) == 0
     (first,) = (tmp_path / "multirun" / "a").glob("digits_*")
     job = tmp_path / "multirun" / "b" / first.name
     assert sorted(path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name) == [elsewhere.NOTE]
@@ -114,6 +114,6 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     # Once that run is gone the job is one again.
     (first / "summary.json").unlink()
     assert status(jobs[0]) == "new"
-    assert main.answer(again, main.nullcontext()) == 0
+    assert main.main(again) == 0
     assert (job / "summary.json").exists()
     assert not (job / elsewhere.NOTE).exists()

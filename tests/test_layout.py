@@ -1,6 +1,7 @@
 """The layout of the package: which rooms there are, and that no import points upwards."""
 
 import ast
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
@@ -48,3 +49,16 @@ def test_every_module_has_a_room():
     assert len(loose) <= LOOSE, loose
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
     assert rooms == set(ROOMS)
+
+
+def test_private_interfaces_of_libraries_are_in_one_place():
+    private = re.compile(
+        r"hydra\._internal|torch\._(?!_)|logging\._|\._(value|get_node|dereference_node|is_none|is_missing)\("
+    )
+    elsewhere = [
+        f"{path.relative_to(PACKAGE)}: {found.group()}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.parent != PACKAGE / "core" / "private"
+        for found in private.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not elsewhere, "core/private is their place"

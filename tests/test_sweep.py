@@ -181,9 +181,9 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = ["rounds=2", "local.epochs=1", "num_clients=4", "alpha=1", "tracker=none", "figures=false"]
     small += ["hydra.sweep.dir=multirun/s", "hardware.engine=sequential", "hardware.threads=1"]
-    assert main.answer(["--multirun", *small, "seed=0"], main.nullcontext()) == 0
+    assert main.main(["--multirun", *small, "seed=0"]) == 0
     capsys.readouterr()
-    assert main.answer(["--multirun", *small, "seed=0,1,2", "preview=true"], main.nullcontext()) == 0
+    assert main.main(["--multirun", *small, "seed=0,1,2", "preview=true"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "3 jobs: 1 done, 2 new"
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
@@ -256,7 +256,7 @@ def test_one_process_at_a_time(tmp_path):
     ],
 )
 def test_bad_sweeps(arguments, message, capsys):
-    assert main.answer(arguments, main.nullcontext()) == 2
+    assert main.main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
@@ -304,7 +304,7 @@ def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
         changes += ["alpha=10", "min_size=1"]
     keys = {override.partition("=")[0] for override in changes}
     kept = [override for override in job if override.partition("=")[0] not in keys]
-    assert main.answer([*kept, *changes, f"data_dir={tmp_path / 'data'}", "hydra.run.dir=run"], main.nullcontext()) == 0
+    assert main.main([*kept, *changes, f"data_dir={tmp_path / 'data'}", "hydra.run.dir=run"]) == 0
     assert (tmp_path / "run" / "summary.json").exists()
 
 

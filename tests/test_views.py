@@ -20,7 +20,7 @@ from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
 from fedexp.training.experiment import State
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
-from fedexp.training.rounds import evaluate, play_round, run
+from fedexp.training.rounds import evaluate, play_round, run_rounds
 from toy_federation import AUGMENTATION, ENGINES, assemble, make_experiment, play
 
 BOTH = ["plain", "augmented"]
@@ -98,7 +98,7 @@ def full_run(experiment, directory, rounds=None):
     state = start if saved is None else State.from_tree(saved.state, experiment.bench.device, directory)
     recorder = Recorder(directory, experiment, [], None if saved is None else saved.state["lengths"])
     if rounds is None:
-        run(experiment, state, recorder)
+        run_rounds(experiment, state, recorder)
         write_results(directory, state, recorder.summary(state), figures=False)
     else:
         recorder.record_initial(state, evaluate(experiment, state.server, 0))

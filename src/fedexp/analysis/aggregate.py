@@ -56,7 +56,7 @@ def write_report(directory: Path, figures: bool) -> list[Path]:
     try:
         return paths + make_sweep_figures(directory, load_runs(directory))
     except Exception:
-        log.exception("the figures could not be drawn; `python -m fedexp.report %s` tries again", directory)
+        log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
         return paths
 
 

@@ -1,9 +1,10 @@
-"""`python -m fedexp.requirements`: what each algorithm needs beyond FedAvg, as the table in docs/algorithms/index.md.
+"""`fedexp requirements`: what each algorithm needs beyond FedAvg, as the table in docs/algorithms/index.md.
 
 FedNTD's Table 6 (statefulness, communication, extra data) for all algorithms, from what they declare (`needs`).
 """
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp requirements") -> int:
     """Print the table of docs/algorithms/index.md."""
+    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args(arguments)
     print(table(conf_directory() / "algorithm"))
     return 0

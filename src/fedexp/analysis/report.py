@@ -1,4 +1,4 @@
-"""`python -m fedexp.report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
+"""`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
 
 With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
 """
@@ -108,8 +108,8 @@ def sweep_reports(directories: Sequence[Path], figures: bool) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedexp.report", description=__doc__)
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("directories", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
     parser.add_argument("--no-figures", action="store_true", help="tables alone")

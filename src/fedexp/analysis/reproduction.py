@@ -1,6 +1,6 @@
-"""`python -m fedexp.reproduction`: writes REPRODUCTION.md from the committed tables and the notes beside them.
+"""`fedexp reproduction`: writes REPRODUCTION.md from the committed tables and the notes beside them.
 
-Read are `multirun/<sweep>/table.csv` (what `python -m fedexp.report` has written; the runs are not needed) and
+Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written; the runs are not needed) and
 `docs/reproduction/<name>.md`: `intro.md` first, the notes on a sweep under its table, any others at the end. With
 `--check` nothing is written; the exit code is 1 where the file is not current.
 """
@@ -20,7 +20,7 @@ from fedexp.core.storage import write_atomically
 
 NUMBERS = ("n", "diverged", "mean", "std", "error", "plain_last", "plain_last10", "plain_error", "printed",
            "printed_std", "difference", "tolerance", "rho", "not_shown")  # fmt: skip
-HEAD = "<!-- Written by `python -m fedexp.reproduction` from multirun/*/table.csv and docs/reproduction/*.md. -->"
+HEAD = "<!-- Written by `fedexp reproduction` from multirun/*/table.csv and docs/reproduction/*.md. -->"
 COLUMNS = ("printed values", "full protocol", "reduced", "seeds", "verdicts", "commits", "hardware")
 HOW = (
     "Every table and figure of the four papers that `fedexp --multirun sweep=<name>` runs. *full protocol*: printed "
@@ -131,8 +131,8 @@ def csv_of(sweep: Sweep) -> str:
     return f"multirun/{sweep.name}/table.csv"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedexp.reproduction", description=__doc__)
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp reproduction") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 where REPRODUCTION.md is not current"
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path, text = options.root / "REPRODUCTION.md", document(options.root)
     if options.check:
         current = path.exists() and path.read_text(encoding="utf-8") == text
-        print(f"{path} is current" if current else f"{path} is not current: run `python -m fedexp.reproduction`")
+        print(f"{path} is current" if current else f"{path} is not current: run `fedexp reproduction`")
         return 0 if current else 1
     write_atomically(path, text.encode())
     print(f"  {path}")

@@ -3,6 +3,7 @@
 import textwrap
 from pathlib import Path
 
+from fedexp.cli.subcommands import SUBCOMMANDS
 from fedexp.config.options import list_groups, list_options
 
 HEADER = """\
@@ -48,7 +49,15 @@ More: --cfg job (the composed configuration), --config-dir DIR (your own groups)
 
 def help_text(conf: Path, extra: list[Path]) -> str:
     """The whole help; extra: directories given by --config-dir."""
-    return "\n".join([HEADER, groups_text(conf, extra), KNOBS, EXAMPLES])
+    return "\n".join([HEADER, subcommands_text(), groups_text(conf, extra), KNOBS, EXAMPLES])
+
+
+def subcommands_text() -> str:
+    """Every subcommand with what it does."""
+    lines = ["Subcommands (each has a --help)"]
+    for name, (_, arguments, description) in SUBCOMMANDS.items():
+        lines.append(f"  {f'fedexp {name} {arguments}':<30}{description}")
+    return "\n".join(lines) + "\n"
 
 
 def groups_text(conf: Path, extra: list[Path]) -> str:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedexp.cli.callbacks import NOTES, SweepWatch, failures
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import FAILED, say
 from fedexp.core.storage import shorten
@@ -36,11 +37,24 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
             push_tables(directory, config, {})
 
 
+def finish_sweeps(watch: SweepWatch, name: str | None, elsewhere: bool, figures: bool) -> list[int]:
+    """Write the reports of the sweeps that have ended; return the exit codes of their failures.
+
+    name: of a sweep of conf/sweep; elsewhere: as for `failed`.
+    """
+    codes = []
+    for sweep in dict.fromkeys(watch.ended):
+        if not sweep.is_dir():
+            codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
+            continue
+        codes += failed(sweep, watch.begun[sweep], elsewhere)
+        show_report(sweep, name, figures)
+    return codes
+
+
 def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
     """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began; elsewhere:
     the jobs ran in other processes, so that what is in no directory of a job is said here."""
-    from fedexp.cli.callbacks import NOTES, failures
-
     codes = []
     for path, mark in failures(sweep).items():
         if mark == before.get(path):

@@ -1,4 +1,4 @@
-"""`python -m fedexp.wandb_push DIRECTORY ...`: builds W&B runs from the files of finished runs alone.
+"""`fedexp push DIRECTORY ...`: builds W&B runs from the files of finished runs alone.
 
 DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or pushed before keeps its id
 (that of the newest run below DIRECTORY/wandb) and is completed: W&B takes the rounds that it lacks, and the results.
@@ -27,10 +27,10 @@ TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
 UPLOAD_SECONDS = 600.0  # a push has nothing else to do than to wait for it
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp push") -> int:
     """Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are pushed."""
     parser = argparse.ArgumentParser(
-        prog="python -m fedexp.wandb_push", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
     parser.add_argument("--project", help="instead of that of the run's configuration")

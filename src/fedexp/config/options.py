@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedexp.core.errors import ConfigError
 
@@ -26,24 +27,22 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
     """Everything that a user may write left of `=`, with the options (`group=option`) that bring it along."""
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import OmegaConf
 
-    def walk(node: DictConfig, prefix: str) -> Iterator[str]:
-        for name in map(str, node):
+    def walk(node: Any, prefix: str) -> Iterator[str]:
+        for name, child in node.items():
             yield f"{prefix}{name}"
-            child = node._get_node(name)
-            if isinstance(child, DictConfig) and not child._is_interpolation() and not child._is_none():
+            if isinstance(child, dict):
                 yield from walk(child, f"{prefix}{name}.")
 
-    main = OmegaConf.load(conf / "config.yaml")
-    assert isinstance(main, DictConfig)
+    main = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"))
     keys: dict[str, list[str]] = {key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
     keys |= {"sweep": [], "preview": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
         for path in sorted(path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")):
-            option = OmegaConf.load(path)
-            assert isinstance(option, DictConfig)
+            option = OmegaConf.to_container(OmegaConf.load(path))
+            assert isinstance(option, dict)
             whole = GLOBAL_OPTION.search(path.read_text(encoding="utf-8"))
             for key in walk(option, "" if whole else f"{group}."):
                 if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):

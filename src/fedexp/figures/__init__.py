@@ -1,6 +1,6 @@
 """Pictures of a run, drawn from the files of its directory alone: now, or at any time later.
 
-    python -m fedexp.figures <run directory>...
+    fedexp figures <run directory>...
 
 matplotlib is used through its object interface (no pyplot, no global state), so any thread or job may draw.
 """

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import Function
 
+from fedexp.core.private.of_torch import in_transform, outside_transforms
+
 log = logging.getLogger("fedexp")
 
 
@@ -17,7 +19,7 @@ def pooled(x: torch.Tensor) -> torch.Tensor:
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
         if x.device.type == "cuda" and kernels():
             return _Pooled.apply(x)[0]
-        stacked = torch._C._are_functorch_transforms_active()
+        stacked = in_transform()
         ordinary = torch.is_grad_enabled() or stacked or x.device.type != "cpu"
         if not ordinary and x.is_contiguous(memory_format=torch.channels_last):
             return _maxima(x).relu_()
@@ -40,7 +42,7 @@ def kernels() -> Any:
     try:
         from fedexp.models import pooling_kernels
 
-        with torch._C._DisableFuncTorch():  # in torch.func.grad even new tensors have no memory of their own
+        with outside_transforms():  # in torch.func.grad even new tensors have no memory of their own
             pooling_kernels.spread(*pooling_kernels.pool(torch.zeros(1, 1, 2, 2, device="cuda")))
         return pooling_kernels
     except Exception as error:  # such as no C compiler, which Triton needs

@@ -1,4 +1,4 @@
-"""`python -m fedexp.dashboard ENTITY/PROJECT`: a saved W&B workspace for runs of fedexp (extra `dashboard`).
+"""`fedexp dashboard ENTITY/PROJECT`: a saved W&B workspace for runs of fedexp (extra `dashboard`).
 
 Sections for accuracy, classes, forgetting, local training, time and communication, bar charts of the results, and the
 pictures; runs are grouped by their configuration, so that curves are means over seeds with their standard deviation.
@@ -39,10 +39,10 @@ PICTURES = ("class_accuracy", "class_accuracy_normalised", "local_round", "curve
 TABLES = ("table", "rounds_to_target")  # of a sweep
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp dashboard") -> int:
     """Exit code 2 with one message where the package, the account or the server is missing."""
     parser = argparse.ArgumentParser(
-        prog="python -m fedexp.dashboard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("project", metavar="ENTITY/PROJECT", help="where the runs are, such as team/fedexp")
     parser.add_argument("--name", default="fedexp", help="of the workspace (default: fedexp)")

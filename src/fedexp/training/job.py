@@ -18,7 +18,6 @@ from fedexp.config.overrides import key_of, read_overrides
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree, yaml_files
 from fedexp.core.errors import ConfigError
-from fedexp.engine.hardware import Resolved
 from fedexp.metrics.history import task_partition
 from fedexp.rundir import checkpoint, csv_files, elsewhere, files, origin
 from fedexp.rundir.client_states import choose_place
@@ -37,7 +36,7 @@ from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import begin_span, environment
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import data_of, draw_missing, result_files, write_results
-from fedexp.training.rounds import run
+from fedexp.training.rounds import run_rounds
 
 log = logging.getLogger("fedexp")
 
@@ -54,8 +53,8 @@ class Job:
     place: Place = field(default_factory=Place)
 
 
-def execute(job: Job) -> dict[str, Any]:
-    """Runs a job to its end and returns its summary. User errors raise ConfigError and leave nothing behind."""
+def train_run(job: Job) -> dict[str, Any]:
+    """Train a run to its end and return its summary. User errors raise ConfigError and leave nothing behind."""
     job = at_its_place(job)
     built = build(job.config)
     container = resolve(job.config) | {"choices": dict(job.choices)}
@@ -66,16 +65,10 @@ def execute(job: Job) -> dict[str, Any]:
             make_directory(job.directory)
             held.enter_context(occupied(job.directory))
         goes_on, summary = find_start(job, built, container)
+        if summary is None and job.sweep is not None and not goes_on:
+            summary = find_elsewhere(job, container)
         if summary is not None:
             return summary
-        if (
-            job.sweep is not None
-            and not goes_on
-            and (other := elsewhere.complete(job.directory, container)) is not None
-        ):
-            elsewhere.note(job.directory, other, job.overrides)
-            log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
-            return finished_summary(other) or {}
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
@@ -84,9 +77,18 @@ def execute(job: Job) -> dict[str, Any]:
         if not ours:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
-        check = fits_run(job.directory, prepared.experiment)
-        saved = checkpoint.load(job.directory, check) if goes_on else None
-        return start(job, built, container, prepared, saved)
+        experiment = prepared.experiment
+        saved = checkpoint.load(job.directory, fits_run(job.directory, experiment)) if goes_on else None
+        state = first_state(job, prepared, saved)
+        clear_failed_attempt(job.directory)
+        held.enter_context(run_log(job.directory))
+        note_beginning(job, built, container, prepared, state, saved)
+        info = run_info(job, container, experiment, state)
+        recorder, trackers = held.enter_context(recording(job, built, experiment, state, info, saved))
+        run_rounds(experiment, state, recorder)
+        summary = summarise(job, built, container, prepared, state, recorder)
+        finish_run(job, built, state, summary, trackers, info)
+        return summary
 
 
 def at_its_place(job: Job) -> Job:
@@ -131,45 +133,59 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     return False, summary
 
 
-def start(
-    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, saved: checkpoint.Saved | None
-) -> dict[str, Any]:
-    """Runs the rounds that are left, in a directory that is ours."""
-    experiment, hardware = prepared.experiment, prepared.hardware
-    going_on = None if saved is None else saved.state
-    if going_on is None:
-        state = experiment.initial_state()
+def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the summary of the same run where another sweep has made it, which is noted; None where none has."""
+    other = elsewhere.complete(job.directory, container)
+    if other is None:
+        return None
+    elsewhere.note(job.directory, other, job.overrides)
+    log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
+    return finished_summary(other) or {}
+
+
+def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) -> State:
+    """Return the state that the rounds begin from: a saved one, if the run and its data are still the same, or new."""
+    experiment = prepared.experiment
+    if saved is None or saved.state is None:
+        return experiment.initial_state()
+    state = State.from_tree(saved.state, prepared.hardware.device, job.directory)
+    origin.check_data(job.directory, experiment.bench.data)
+    check_partition(job.directory, experiment)
+    check_begun(job.directory, experiment.cohorts, state.round)
+    return state
+
+
+def clear_failed_attempt(directory: Path) -> None:
+    """Remove what an attempt that failed has left."""
+    with storage.storing(directory):
+        for left in (files.ERROR, files.SUMMARY):
+            (directory / left).unlink(missing_ok=True)
+        files.remove_temporaries(directory)
+
+
+def note_beginning(
+    job: Job,
+    built: Built,
+    container: dict[str, Any],
+    prepared: Prepared,
+    state: State,
+    saved: checkpoint.Saved | None,
+) -> None:
+    """Note in the directory and in its log what is run, with what, from where on."""
+    experiment = prepared.experiment
+    for sentence in foreign(container):
+        log.warning("%s", sentence)
+    log.info("hardware: %s", prepared.hardware.sentence())
+    begin_span(state, prepared.hardware)
+    place_states(experiment, state)
+    if saved is None or saved.state is None:
+        say_that_it_begins_anew(job.directory, saved, built)
+        write_inputs(job, container, experiment)
     else:
-        state = State.from_tree(going_on, hardware.device, job.directory)
-        origin.check_data(job.directory, experiment.bench.data)
-        check_partition(job.directory, experiment)
-        check_begun(job.directory, experiment.cohorts, state.round)
-    with storage.storing(job.directory):
-        for left in (files.ERROR, files.SUMMARY):  # of an attempt that failed
-            (job.directory / left).unlink(missing_ok=True)
-        files.remove_temporaries(job.directory)
-    handler = log_to(job.directory / "run.log")
-    try:
-        for sentence in foreign(container):
-            log.warning("%s", sentence)
-        log.info("hardware: %s", hardware.sentence())
-        begin_span(state, hardware)
-        place_states(experiment, state)
-        if going_on is None:
-            say_that_it_begins_anew(job.directory, saved, built)
-            write_inputs(job, container, experiment)
-        else:
-            assert saved is not None
-            say_where_it_goes_on(job.directory, going_on["round"], saved.problem)
-            if saved.problem is not None:
-                checkpoint.set_aside(job.directory)
-        origin.note(job.directory, container, experiment.bench.data)
-        return conduct(job, built, container, experiment, hardware, state, going_on)
-    finally:
-        if console.problem is not None:  # there, and not on the console
-            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
-        log.removeHandler(handler)
-        handler.close()
+        say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
+        if saved.problem is not None:
+            checkpoint.set_aside(job.directory)
+    origin.note(job.directory, container, experiment.bench.data)
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
@@ -203,43 +219,20 @@ def place_states(experiment: Experiment, state: State) -> None:
         log.info("%s", sentence)
 
 
-def conduct(
-    job: Job,
-    built: Built,
-    container: dict[str, Any],
-    experiment: Experiment,
-    hardware: Resolved,
-    state: State,
-    going_on: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
+@contextmanager
+def recording(
+    job: Job, built: Built, experiment: Experiment, state: State, info: RunInfo, saved: checkpoint.Saved | None
+) -> Iterator[tuple[Recorder, list[Tracker]]]:
+    """While the block runs, its rounds are recorded and tracked; closes all of it whatever happens."""
     tracker: Tracker = built.groups["tracker"].create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
+    going_on = None if saved is None else saved.state
     recorder = Recorder(job.directory, experiment, trackers, None if going_on is None else going_on["lengths"])
     try:
-        info = run_info(job, container, experiment, state)
         for watching in trackers:
             watching.start(info)
         state.wandb_id = tracker.run_id
-        run(experiment, state, recorder)
-        summary = (
-            {"status": state.status}
-            | identity(job, built)
-            | origin.fingerprint_of(job.directory)
-            | recorder.summary(state)
-            | environment(container, hardware, state)
-        )
-        if "hint" in summary:
-            log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
-        summary |= {"data": data_of(experiment), "peak_memory": peak_memory(hardware.device)}
-        pictures = write_results(job.directory, state, summary, built.settings.figures)
-        for watching in trackers:
-            watching.finish(summary, pictures, final_tables(job.directory))
-        if job.place.alone:
-            result_table(summary, result_files(job.directory, pictures))
-        else:
-            result_line(info.name, summary, job.directory)
-        return summary
+        yield recorder, trackers
     except BaseException:
         for watching in trackers:
             watching.abort()
@@ -247,6 +240,35 @@ def conduct(
     finally:
         recorder.close()
         experiment.engine.close()
+
+
+def summarise(
+    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, state: State, recorder: Recorder
+) -> dict[str, Any]:
+    """Return what summary.json holds."""
+    summary = (
+        {"status": state.status}
+        | identity(job, built)
+        | origin.fingerprint_of(job.directory)
+        | recorder.summary(state)
+        | environment(container, prepared.hardware, state)
+    )
+    if "hint" in summary:
+        log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
+    return summary | {"data": data_of(prepared.experiment), "peak_memory": peak_memory(prepared.hardware.device)}
+
+
+def finish_run(
+    job: Job, built: Built, state: State, summary: dict[str, Any], trackers: Sequence[Tracker], info: RunInfo
+) -> None:
+    """Write the results of the last round, hand them to the trackers and print them."""
+    pictures = write_results(job.directory, state, summary, built.settings.figures)
+    for watching in trackers:
+        watching.finish(summary, pictures, final_tables(job.directory))
+    if job.place.alone:
+        result_table(summary, result_files(job.directory, pictures))
+    else:
+        result_line(info.name, summary, job.directory)
 
 
 def check_new(directory: Path) -> None:
@@ -309,12 +331,21 @@ class RunLog(logging.FileHandler):
             super().close()
 
 
-def log_to(path: Path) -> logging.Handler:
+@contextmanager
+def run_log(directory: Path) -> Iterator[None]:
+    """While the block runs, run.log takes what is logged."""
+    path = directory / "run.log"
     with storage.storing(path):
         handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
-    return handler
+    try:
+        yield
+    finally:
+        if console.problem is not None:  # there, and not on the console
+            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
+        log.removeHandler(handler)
+        handler.close()
 
 
 def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:

@@ -35,7 +35,7 @@ def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
     except OSError as error:
         log.warning("the figures cannot be written (%s)", error.strerror)
     except Exception:
-        log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
+        log.exception("the figures could not be drawn; `fedexp figures %s` tries again", directory)
     return []
 
 

@@ -19,7 +19,7 @@ from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, RoundResult
 
 
-def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
+def run_rounds(experiment: Experiment, state: State, recorder: Recorder) -> State:
     """Goes on from the state's round to the last one. Interrupted, it saves the state after the last whole round."""
     settings, first = experiment.settings, state.round + 1
     profiled_round = min(first + 1, experiment.rounds) if settings.profile else None  # the first one warms up

@@ -12,6 +12,7 @@ from torch.func import grad_and_value, vmap
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
 from fedexp.core import tree
+from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, has_own
 from fedexp.engine.schedule import Schedule
@@ -201,7 +202,7 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     if own:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))  # by name, not by order
-        torch._foreach_copy_([old for old, _ in pairs], [value for _, value in pairs])
+        copy_each([old for old, _ in pairs], [value for _, value in pairs])
     else:
         optimizers.step_in_place(params, new[0], memory, frame.lr, job.bench.local, batch.step)
     frame.losses[:active].add_(losses)

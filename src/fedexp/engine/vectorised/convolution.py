@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedexp.core import tree
 from fedexp.core.errors import require_choice
+from fedexp.core.private.of_torch import is_wrapped
 from fedexp.core.tree import Params
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
@@ -80,7 +81,7 @@ def _plain(
     if isinstance(padding, str):
         return None
     # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary convolution.
-    stacked = all(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in (input, weight))
+    stacked = all(is_wrapped(t) for t in (input, weight))
     ones = _pair(stride) + _pair(dilation) + (groups,)
     return (input, weight, bias, _pair(padding)) if stacked and input.dim() == 4 and set(ones) == {1} else None
 
