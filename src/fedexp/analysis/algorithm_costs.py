@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Needs
 from fedexp.config.build import make_target
 from fedexp.config.options import conf_directory
@@ -30,7 +31,7 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
         first: dict[str, Any] = {}
         for changes in (first, *VARIANTS.get(path.stem, ())):
             name = " ".join([f"`{path.stem}`", *(f"`{k}={str(v).lower()}`" for k, v in changes.items())])
-            yield name, make_target(node | changes, "algorithm").needs
+            yield name, make_target(node | changes, "algorithm", FedAvg).needs
 
 
 def node_of(path: Path) -> dict[str, Any]:

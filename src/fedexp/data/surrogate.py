@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.data.types import Data, ImageData, Task, TextData
+from fedexp.data.text import TextSource
+from fedexp.data.types import Data, DataSource, ImageData, Task, TextData
 
 GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 
@@ -22,7 +23,7 @@ GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 class Surrogate:
     """Where surrogate examples come from, and how many shards of them everybody has."""
 
-    dataset: Any  # a data set of the group `dataset`; null: none
+    dataset: DataSource | None  # a data set of the group `dataset`; null: none
     options: dict[str, Any]  # changes of that option's values, already made
     fraction: float  # of the training data, withheld from the clients and used without labels
     classes: list[int] | None  # only examples that have these labels where they come from; null: all
@@ -32,8 +33,6 @@ class Surrogate:
 
     def __post_init__(self) -> None:
         require(0 <= self.fraction < 1, "surrogate.fraction", self.fraction, "at least 0 and less than 1")
-        named = self.dataset is None or hasattr(self.dataset, "load")
-        require(named, "surrogate.dataset", self.dataset, "the name of a data set, or null")
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "surrogate.classes", self.classes, "different labels, or null for all")
         require(self.classes is None or self.given, "surrogate.classes", self.classes,
@@ -125,9 +124,9 @@ class Shards:
     server: np.ndarray
 
 
-def load_like(dataset: Any, like: Data) -> Data:
+def load_like(dataset: DataSource, like: Data) -> Data:
     """Another data set; texts are read with the vocabulary of the first."""
-    if dataset.kind == "text":
+    if isinstance(dataset, TextSource):
         if not isinstance(like, TextData):
             raise ConfigError(f"{dataset.name} has texts, {like.name} has images: they cannot be used together")
         return dataset.load(like)

@@ -8,14 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data.surrogate import inputs_like, load_like
-from fedexp.data.types import Data, Task
+from fedexp.data.types import Data, DataSource, Task
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Scenario(ABC):
         """The option."""
 
     @abstractmethod
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         """Loads the data set, and what else the scenario needs, and divides it into tasks."""
 
 
@@ -52,7 +51,7 @@ class OneTask(Scenario):
     def __post_init__(self) -> None:
         """Its rounds are those of the run, which are checked there, unless they are set here."""
 
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         super().__post_init__()
         data = dataset.load()
         return Stream(data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),))
@@ -121,7 +120,7 @@ class ClassIncremental(Several):
         edges = [i * num_classes // self.num_tasks for i in range(self.num_tasks + 1)]
         return [sorted(order[start:stop].tolist()) for start, stop in pairwise(edges)]
 
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         data = dataset.load()
         classes = self.tasks_of(data.num_classes, rng)
         x, y, own_test = pooled([data], data)
@@ -140,17 +139,17 @@ class DomainIncremental(Several):
 
     name = "domain_incremental"
 
-    domains: list[Any]  # data sets of the group `dataset`, after the first
+    domains: list[DataSource]  # data sets of the group `dataset`, after the first
     classes: list[int] | None  # only these labels of every data set, numbered anew; null: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = len(self.domains) > 0 and all(hasattr(domain, "load") for domain in self.domains)
+        named = len(self.domains) > 0
         require(named, "scenario.domains", self.domains, "names of data sets for the tasks after the first")
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "scenario.classes", self.classes, "different labels, or null for all")
 
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         first = dataset.load()
         every = [first, *(load_like(domain, first) for domain in self.domains)]
         for data in every[1:]:

@@ -7,12 +7,12 @@ vocabulary does not have, `<PAD>` fills up short texts. Nothing is normalised.
 import json
 import re
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ import torch
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data.partition import load_npz
 from fedexp.data.text_files import LAYOUTS, Texts, class_numbers, find_files, name_classes, read_lines, read_texts
-from fedexp.data.types import TextData
+from fedexp.data.types import DataSource, TextData
 
 UNK, PAD = "<UNK>", "<PAD>"
 
@@ -34,7 +34,7 @@ class DropoutKeys:
 
     active: ClassVar[bool] = True
 
-    def draw(self, rng: np.random.Generator, n: int, *_: Any) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:
         """int64 [n, 1], all values as likely. The first rows do not depend on `n`."""
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)
@@ -52,14 +52,12 @@ class Labelled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSource(ABC):
+class TextSource(DataSource):
     """What every data set of texts has. `load` raises ConfigError where files are missing or damaged."""
 
     kind: ClassVar[str] = "text"
     augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # what is drawn for each training example
 
-    name: str
-    data_dir: str
     length: int  # characters of an example
     max_words: int  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
     vocabulary: str | None  # json file {character: number} in <data_dir>/<name>; None: made from the training texts

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -60,6 +60,37 @@ class Data(ABC):
     def to(self, device: torch.device | str) -> Self:
         names = ("x_train", "y_train", "x_test", "y_test", "test_tasks")
         return replace(self, **{k: v.to(device) for k in names if (v := getattr(self, k)) is not None})
+
+
+class Draws(Protocol):
+    """What is drawn at random for every training example: an Augmentation of images, or the keys of texts' dropout."""
+
+    @property
+    def active(self) -> bool:
+        """Tell whether there is anything to draw."""
+
+    def draw(self, rng: np.random.Generator, n: int, height: int, width: int, /) -> np.ndarray:
+        """Return the draws of n examples, [n, ...]; the first rows do not depend on n."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource(ABC):
+    """Base of the `dataset` group: where a data set lies and how it is read."""
+
+    kind: ClassVar[str]  # images | text
+
+    name: str
+    data_dir: str
+
+    if TYPE_CHECKING:  # at run time it would be the default of a subclass's field of that name
+
+        @property
+        def augmentation(self) -> Draws:
+            """What is drawn for each training example."""
+
+    @abstractmethod
+    def load(self) -> Data:
+        """Return the data set; raises ConfigError where files are missing or damaged."""
 
 
 @dataclass(frozen=True)

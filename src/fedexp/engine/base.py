@@ -15,8 +15,7 @@ from fedexp.core.rng import stream
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
-from fedexp.data.augment import Augmentation
-from fedexp.data.types import Data
+from fedexp.data.types import Data, Draws
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
 
@@ -135,7 +134,7 @@ class ClientRuntime:
 
     net: FunctionalNetwork
     data: Data
-    augmentation: Augmentation | None
+    augmentation: Draws | None
     local: LocalTraining
     dtype: torch.dtype
     heads: torch.Tensor | None = None  # int64 [T, C]: see FedAvg.heads

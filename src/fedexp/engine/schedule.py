@@ -10,7 +10,7 @@ import torch
 
 from fedexp.core.rng import stream
 from fedexp.core.settings import LocalTraining
-from fedexp.data.augment import Augmentation
+from fedexp.data.types import Draws
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def left_out(examples: int, batch_size: int) -> int:
 def make_schedule(
     part: np.ndarray | tuple[np.ndarray, ...],
     local: LocalTraining,
-    augmentation: Augmentation | None,
+    augmentation: Draws | None,
     image_size: tuple[int, int],
     seed: int,
     round: int,

@@ -102,13 +102,13 @@ def at_its_place(job: Job) -> Job:
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
     """While the block runs, a GPU that few other jobs of this machine use is ours, where there are some."""
-    hardware = built.groups["hardware"]
+    hardware = built.hardware
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:
         yield built
         return
     with gpus.one_gpu(names, hardware.jobs_per_gpu) as number:
-        yield replace(built, groups={**built.groups, "hardware": replace(hardware, device=f"cuda:{number}")})
+        yield replace(built, hardware=replace(hardware, device=f"cuda:{number}"))
 
 
 def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bool, dict[str, Any] | None]:
@@ -213,7 +213,7 @@ def conduct(
     going_on: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
-    tracker: Tracker = built.groups["tracker"].create()
+    tracker: Tracker = built.tracker.create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     recorder = Recorder(job.directory, experiment, trackers, None if going_on is None else going_on["lengths"])
     try:
