@@ -36,7 +36,7 @@ from fedexp.data.types import ImageData
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(abc.ABC):
-    """What every data set has. `load` raises ConfigError where files are missing or corrupt."""
+    """Base of the data sets. `load` raises ConfigError where files are missing or corrupt."""
 
     kind: ClassVar[str] = "images"
 
@@ -65,7 +65,7 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> Arrays:
-        """The decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners, as in ImageData."""
+        """Return the decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners, as in ImageData."""
 
     def load(self) -> ImageData:
         arrays = self.read()
@@ -96,7 +96,7 @@ class Dataset(abc.ABC):
             raise ConfigError(f"dataset.mean={self.mean}: the images of {self.name} need {have}, one per channel")
 
     def _tree(self) -> Path | None:
-        """`<data_dir>/<name>` where it is a tree of train and test images."""
+        """Return `<data_dir>/<name>` where it is a tree of train and test images."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
 

@@ -1,4 +1,4 @@
-"""What a loaded data set is: tensors that can live on a device."""
+"""Types of a loaded data set: tensors that can live on a device."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -32,17 +32,17 @@ class Data(ABC):
 
     @property
     def num_tasks(self) -> int:
-        """1 without a scenario."""
+        """Return the number of tasks; 1 without a scenario."""
         return 1 if self.test_tasks is None else int(self.test_tasks.max()) + 1
 
     @property
     @abstractmethod
     def shape(self) -> Any:
-        """What a model is built for."""
+        """Return the shape for which a model is built."""
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width); nothing of the kind in texts."""
+        """Return (height, width); (0, 0) for texts."""
         return 0, 0
 
     @abstractmethod
@@ -54,8 +54,8 @@ class Data(ABC):
         augmentation: Augmentation | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The examples index [...] of `stored` (x_train or x_test) as a model reads them, augmented where draws are
-        given. Safe under vmap."""
+        """Return the examples index [...] of `stored` (x_train or x_test) as a model reads them, augmented where draws
+        are given. Safe under vmap."""
 
     def to(self, device: torch.device | str) -> Self:
         names = ("x_train", "y_train", "x_test", "y_test", "test_tasks")
@@ -75,7 +75,7 @@ class ImageData(Data):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width), the order in which models see an image."""
+        """Return (channels, height, width), the order in which models see an image."""
         _, height, width, channels = self.x_train.shape
         return channels, height, width
 
@@ -88,7 +88,7 @@ class ImageData(Data):
         return Normalise(self.mean, self.std, self.max_value)
 
     def inputs(self, stored, index, draws, augmentation, dtype):
-        """[..., channels, height, width] of `dtype`."""
+        """Return the images [..., channels, height, width] of `dtype`."""
         return load_batch(stored, index, draws, augmentation if draws is not None else None, self.normalise, dtype)
 
 
@@ -102,7 +102,7 @@ class Task:
 
 
 class TextShape(NamedTuple):
-    """What a model that reads text is built for."""
+    """Shape for which a model that reads text is built."""
 
     length: int  # characters of an example, padding included
     words: int  # size of the vocabulary
@@ -121,6 +121,7 @@ class TextData(Data):
         return TextShape(self.x_train.shape[1], len(self.vocabulary), self.vectors)
 
     def inputs(self, stored, index, draws, augmentation, dtype):
-        """int64 [..., length], or [..., length + 1] with the draws of text.DropoutKeys as last column."""
+        """Return the texts as int64 [..., length], or [..., length + 1] with the draws of text.DropoutKeys as last
+        column."""
         words = stored[index].long()
         return words if draws is None else torch.cat([words, draws], -1)
