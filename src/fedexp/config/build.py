@@ -51,7 +51,7 @@ class Built:
 
 
 def build(config: DictConfig) -> Built:
-    """Checks the whole configuration; raises one ConfigError that lists everything that is wrong with it."""
+    """Check the whole configuration; raise one ConfigError that lists everything that is wrong with it."""
     values = resolve(config)
     errors: list[str] = []
     parts = {
@@ -75,13 +75,15 @@ def build(config: DictConfig) -> Built:
 
 
 def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Top-level keys that a partition brings along (alpha, min_size): those that are also fields of its node."""
+    """Return the top-level keys that a partition brings along (alpha, min_size): those that are also fields of its
+    node."""
     node = values.get("partition")
     return set(node) - {f.name for f in dataclasses.fields(Settings)} if isinstance(node, dict) else set()
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain containers with all interpolations resolved, and data sets in place of their names."""
+    """Return the configuration as plain containers with all interpolations resolved, and data sets in place of their
+    names."""
     try:
         config = with_named_datasets(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -100,7 +102,7 @@ def _attempt(errors: list[str], action: Any) -> Any:
 
 
 def make_option(group: str, node: Any, key: str) -> Any:
-    """What an option of a group stands for."""
+    """Build the object that an option of a group stands for."""
     made = make_target(node, key)
     if missing := [name for name in PROMISES[group] if not hasattr(made, name)]:
         raise ConfigError(f"{key}._target_={node['_target_']}: is no {group}, it has no {missing[0]}")
@@ -108,7 +110,7 @@ def make_option(group: str, node: Any, key: str) -> Any:
 
 
 def make_target(node: Any, key: str) -> Any:
-    """Builds the dataclass that `node._target_` names, its nested nodes first."""
+    """Build the dataclass that `node._target_` names, its nested nodes first."""
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"{key}: must be one of the group's options (a node with _target_), got {node!r}")
     schema = find_class(node["_target_"], f"{key}._target_")
@@ -116,7 +118,7 @@ def make_target(node: Any, key: str) -> Any:
 
 
 def find_class(name: str, key: str) -> type:
-    """The dataclass at a dotted path."""
+    """Return the dataclass at a dotted path."""
     require_trusted(str(name), key)
     module_name, _, class_name = str(name).rpartition(".")
     try:
@@ -129,7 +131,7 @@ def find_class(name: str, key: str) -> type:
 
 
 def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
-    """An instance of a dataclass from plain values, each checked against its annotation."""
+    """Make an instance of a dataclass from plain values, each checked against its annotation."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')}={values}: must be a node with keys of its own")
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
@@ -150,7 +152,8 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """A value as the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no integer)."""
+    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no
+    integer)."""
     if isinstance(value, dict) and "_target_" in value:
         return make_target(value, key)
     if isinstance(value, list) and any(isinstance(item, dict) and "_target_" in item for item in value):
@@ -182,12 +185,12 @@ def holder_of(annotation: Any) -> type:
 
 
 def numbers_in(value: Any) -> list[Any]:
-    """The scalars of nested lists."""
+    """Yield the scalars of nested lists."""
     return [each for item in value for each in numbers_in(item)] if isinstance(value, list) else [value]
 
 
 def describe(annotation: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     if annotation in KINDS:
         return KINDS[annotation]
     parts = [part for part in getattr(annotation, "__args__", ()) if part is not Ellipsis]
