@@ -1,7 +1,8 @@
 """Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
-A stream is one data set in which every training example belongs to at most one task, and every test example to exactly
-one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a task has.
+A `Stream` is one data set in which every training example belongs to at most one task, and every test example to
+exactly one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a
+task has.
 """
 
 from abc import ABC, abstractmethod
