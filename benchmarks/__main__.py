@@ -13,7 +13,8 @@ from fedexp.engine.hardware import cores, has_bf16
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
-    """For each algorithm and precision the bare loop, the floor and the engines; references before who needs them."""
+    """Return, for each algorithm and precision the bare loop, the floor and the engines; references before who needs
+    them."""
     there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
     found = []
     for algorithm, precision in product([a for a in options.algorithms if a in there], options.precisions):

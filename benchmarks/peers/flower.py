@@ -42,13 +42,13 @@ from benchmarks.w1 import (
 
 @lru_cache(maxsize=1)
 def load(folder: str) -> Workload:
-    """Once per actor."""
+    """Load the workload once per actor."""
     torch.set_num_threads(1)
     return Workload.load(Path(folder))
 
 
 def cutout(x: torch.Tensor) -> torch.Tensor:
-    """A square of zeros around a random pixel, clipped at the border."""
+    """Draw a square of zeros around a random pixel, clipped at the border."""
     cy, cx = torch.randint(0, 32, (2,)).tolist()
     half = CUTOUT // 2
     x[:, max(cy - half, 0) : cy + half, max(cx - half, 0) : cx + half] = 0
@@ -134,7 +134,7 @@ class TimedFedAvg(FedAvg):
 
 @torch.no_grad()
 def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
-    """Of the final global model, to see that it has learnt."""
+    """Return the accuracy of the final global model, to see that it has learnt."""
     net = Net()
     net.load_state_dict(weights)
     x = (torch.from_numpy(workload.x_test).float() / 255 - torch.tensor(workload.mean)) / torch.tensor(workload.std)

@@ -23,7 +23,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """(option with its variant, needs) of every yaml of the group but the centralised twins, which exchange nothing."""
+    """Yield (option with its variant, needs) of every yaml of the group but the centralised twins, which exchange
+    nothing."""
     for path in sorted(folder.glob("*.yaml")):
         node = node_of(path)
         if node.get("paradigm") == "centralized":
@@ -35,7 +36,7 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
 
 
 def node_of(path: Path) -> dict[str, Any]:
-    """An option with those that it builds on."""
+    """Return an option with those that it builds on."""
     node: Any = OmegaConf.to_container(OmegaConf.load(path))
     before: dict[str, Any] = {}
     for name in node.pop("defaults", ()):
@@ -44,7 +45,7 @@ def node_of(path: Path) -> dict[str, Any]:
 
 
 def models(number: float) -> str:
-    """A multiple of the model's size, |w|."""
+    """Return a multiple of the model's size, |w|."""
     return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
 
 

@@ -20,7 +20,7 @@ from fedexp.engine.processes.ranks import find_ranks
 
 
 def main() -> int:
-    """The console script. Everything global (signals, logging, environment) is set here and nowhere else."""
+    """Run the console script. Everything global (signals, logging, environment) is set here and nowhere else."""
     if sys.getfilesystemencoding().lower() != "utf-8":
         # A locale without UTF-8, with which paths that somebody else wrote cannot be opened: the same process anew.
         os.environ["PYTHONUTF8"] = "1"
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
-    """Does what was asked, with the other ranks at hand; the exit code."""
+    """Do what was asked, with the other ranks at hand; return the exit code."""
     try:
         if wrong := [repr(each) for each in [*arguments, here()] if surrogate(each)]:
             raise ConfigError(f"{wrong[0]}: is not UTF-8 text; give the file or directory another name")
@@ -77,7 +77,7 @@ def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
 
 
 def here() -> str:
-    """The working directory; an empty text where it has been removed."""
+    """Return the working directory; an empty text where it has been removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -85,12 +85,12 @@ def here() -> str:
 
 
 def surrogate(text: str) -> bool:
-    """Whether it stands for bytes that are no text."""
+    """Return whether a character stands for bytes that are no text."""
     return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def run_hydra(arguments: list[str]) -> int:
-    """Hands over to Hydra and turns what comes back into an exit code."""
+    """Hand over to Hydra and turn what comes back into an exit code."""
     import hydra
     import yaml
     from hydra.errors import HydraException
@@ -158,7 +158,7 @@ def run_hydra(arguments: list[str]) -> int:
 
 
 def check_flags(arguments: list[str]) -> None:
-    """Raises ConfigError for what Hydra's parser would print its usage for and exit."""
+    """Raise ConfigError for what Hydra's parser would print its usage for and exit."""
     from hydra._internal.utils import get_args_parser
 
     parser = get_args_parser()
@@ -171,8 +171,8 @@ def check_flags(arguments: list[str]) -> None:
 
 @contextmanager
 def words_of_hydra(shown: Collection[str]) -> Iterator[None]:
-    """Where a configuration is only shown, what Hydra says before it exits by itself (of a `--package` that is not
-    there) becomes one message of ours."""
+    """Turn what Hydra says before it exits by itself (of a `--package` that is not there) into one message of ours,
+    where a configuration is only shown."""
     said = io.StringIO()
     try:
         with redirect_stderr(said) if shown else nullcontext():

@@ -12,7 +12,7 @@ from fedexp.core.storage import shorten
 
 
 def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
-    """Lists the jobs of a sweep and runs none."""
+    """List the jobs of a sweep and run none."""
     from fedexp.cli.preview import measurements, plan, show
 
     jobs = plan(lists, conf_directory(), extra)
@@ -22,7 +22,7 @@ def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
-    """At the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
+    """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
     from fedexp.analysis.aggregate import mark, write_report
     from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
 
@@ -37,8 +37,8 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
 
 
 def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
-    """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began; elsewhere:
-    the jobs ran in other processes, so that what is in no directory of a job is said here."""
+    """Return the exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began;
+    elsewhere: the jobs ran in other processes, so that what is in no directory of a job is said here."""
     from fedexp.cli.callbacks import NOTES, failures
 
     codes = []
@@ -64,7 +64,7 @@ def error_in(note: Path) -> str:
 
 
 def failure_code(path: Path) -> int:
-    """As `record_failure` has left it."""
+    """Return the exit code of a failed job as `record_failure` has left it."""
     try:
         return int(json.loads(path.read_text(encoding="utf-8"))["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -72,7 +72,7 @@ def failure_code(path: Path) -> int:
 
 
 def broken(error: Exception, directory: Path, launcher: str) -> str:
-    """For an error of the launcher itself; those of jobs end in `run_job`."""
+    """Return the exit code for an error of the launcher itself; those of jobs end in `run_job`."""
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\n"

@@ -63,29 +63,31 @@ GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "s
 
 
 def build(config: DictConfig) -> Built:
-    """Checks the whole configuration; raises one ConfigError that lists everything that is wrong with it."""
+    """Check the whole configuration; raise one ConfigError that lists everything that is wrong with it."""
     values = resolve(config)
     errors: list[str] = []
     made: dict[str, Any] = {}
     for name, schema in NODES.items():
-        made[name] = _attempt(errors, lambda n=name, s=schema: make(s, values.get(n, {}), f"{n}."))
+        made[name] = _attempt(errors, make, schema, values.get(name, {}), f"{name}.")
     own = {k: v for k, v in values.items() if k not in (*NODES, *GROUPS, *partition_keys(values), "expected")}
-    made["settings"] = _attempt(errors, lambda: make(Settings, own, ""))
+    made["settings"] = _attempt(errors, make, Settings, own, "")
     for group, base in GROUPS.items():
-        made[group] = _attempt(errors, lambda g=group, b=base: make_target(values.get(g), g, b))
+        made[group] = _attempt(errors, make_target, values.get(group), group, base)
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     return Built(**made)
 
 
 def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Top-level keys that a partition brings along (alpha, min_size): those that are also fields of its node."""
+    """Return the top-level keys that a partition brings along (alpha, min_size): those that are also fields of its
+    node."""
     node = values.get("partition")
     return set(node) - {f.name for f in dataclasses.fields(Settings)} if isinstance(node, dict) else set()
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain containers with all interpolations resolved, and data sets in place of their names."""
+    """Return the configuration as plain containers with all interpolations resolved, and data sets in place of their
+    names."""
     try:
         config = with_named_datasets(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -95,16 +97,16 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in values.items()}
 
 
-def _attempt(errors: list[str], action: Callable[[], T]) -> T | None:
+def _attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T | None:
     try:
-        return action()
+        return action(*arguments)
     except ConfigError as error:
         errors.append(str(error))
         return None
 
 
 def make_target(node: Any, key: str, base: type[T]) -> T:
-    """Builds the dataclass that `node._target_` names, its nested nodes first; it must derive from `base`."""
+    """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from `base`."""
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"{key}: must be one of the group's options (a node with _target_), got {node!r}")
     schema = find_class(node["_target_"], f"{key}._target_")
@@ -117,7 +119,7 @@ def make_target(node: Any, key: str, base: type[T]) -> T:
 
 
 def find_class(name: str, key: str) -> type:
-    """The dataclass at a dotted path."""
+    """Return the dataclass at a dotted path."""
     require_trusted(str(name), key)
     module_name, _, class_name = str(name).rpartition(".")
     try:
@@ -130,7 +132,7 @@ def find_class(name: str, key: str) -> type:
 
 
 def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
-    """An instance of a dataclass from plain values, each checked against its annotation."""
+    """Make an instance of a dataclass from plain values, each checked against its annotation."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')}={values}: must be a node with keys of its own")
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
@@ -139,7 +141,7 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
         errors.append(f"{prefix}{name}: no such key{nearest(name, fields)}; known: {', '.join(fields) or 'none'}")
     for name, field in fields.items():
         if name in values:
-            outcome = _attempt(errors, lambda n=name, f=field: convert(f.type, values[n], f"{prefix}{n}"))
+            outcome = _attempt(errors, convert, field.type, values[name], f"{prefix}{name}")
             converted[name] = outcome
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             errors.append(f"{prefix}{name}: is missing")
@@ -151,7 +153,8 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """A value as the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no integer)."""
+    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no
+    integer)."""
     if base := part_in(annotation):
         return convert_part(annotation, base, value, key)
     if annotation is Any:
@@ -197,12 +200,12 @@ def holder_of(annotation: Any) -> type:
 
 
 def numbers_in(value: Any) -> list[Any]:
-    """The scalars of nested lists."""
+    """Yield the scalars of nested lists."""
     return [each for item in value for each in numbers_in(item)] if isinstance(value, list) else [value]
 
 
 def describe(annotation: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     if annotation in KINDS:
         return KINDS[annotation]
     if dataclasses.is_dataclass(annotation):

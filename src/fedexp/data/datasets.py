@@ -36,7 +36,7 @@ from fedexp.data.types import DataSource, ImageData
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(DataSource):
-    """What every data set of images has. `load` raises ConfigError where files are missing or corrupt."""
+    """Base of the data sets. `load` raises ConfigError where files are missing or corrupt."""
 
     kind: ClassVar[str] = "images"
 
@@ -63,7 +63,7 @@ class Dataset(DataSource):
 
     @abstractmethod
     def read(self) -> Arrays:
-        """The decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners, as in ImageData."""
+        """Return the decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners, as in ImageData."""
 
     def load(self) -> ImageData:
         arrays = self.read()
@@ -94,7 +94,7 @@ class Dataset(DataSource):
             raise ConfigError(f"dataset.mean={self.mean}: the images of {self.name} need {have}, one per channel")
 
     def _tree(self) -> Path | None:
-        """`<data_dir>/<name>` where it is a tree of train and test images."""
+        """Return `<data_dir>/<name>` where it is a tree of train and test images."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
 

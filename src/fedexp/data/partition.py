@@ -27,7 +27,7 @@ def save_npz(path: Path, **arrays: Any) -> None:
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing or unreadable."""
+    """Return all arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing or unreadable."""
     try:
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -41,7 +41,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def partition_hash(parts: Sequence[np.ndarray]) -> str:
-    """SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as little-endian int64."""
+    """Return SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as little-endian int64."""
     sizes = np.array([len(part) for part in parts])
     return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in (sizes, *parts))).hexdigest()
 
@@ -61,7 +61,7 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
-        """n_k, int64 [K]."""
+        """Return the number of examples n_k of each client, int64 [K]."""
         return self.counts.sum(1)
 
     @classmethod
@@ -82,7 +82,7 @@ class Partition:
         return cls(ordered, counts, partition_hash(ordered), info)
 
     def among(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
-        """The same where example i of this partition is example numbers[i] of labels [N]."""
+        """Return the same partition where example i of it is example numbers[i] of labels [N]."""
         info, parts = dict(self.info), [numbers[part] for part in self.parts]
         public = numbers[self.public]
         if len(public):
@@ -151,7 +151,8 @@ class Partitioner:
         return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | info)
 
     def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
-        """Numbers of the examples, ascending, of which alone a public set and the clients are made; None: of all."""
+        """Return the numbers of the examples, ascending, of which a public set and the clients are made; None: of
+        all."""
         return None
 
     def assign(
@@ -162,7 +163,7 @@ class Partitioner:
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """The indices of each client (disjoint, none empty) and what else is worth recording."""
+        """Return the indices of each client (disjoint, none empty) and what else is worth recording."""
         raise NotImplementedError
 
 
@@ -175,8 +176,8 @@ def make_partition(
     owners: np.ndarray | None,
     public: np.ndarray,
 ) -> Partition:
-    """`partitioner.split` of the examples that are not `public` (int [M], may be empty), by their numbers in labels
-    [N].
+    """Return `partitioner.split` of the examples that are not `public` (int [M], may be empty), by their numbers in
+    labels [N].
 
     num_classes: of the data set; `labels` may lack some.
     """
@@ -270,7 +271,8 @@ class Shards(Partitioner):
 
 
 def _shuffled_blocks(indices: np.ndarray, number: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Contiguous equal blocks in random order; the last `len % number` indices are appended to the first blocks."""
+    """Return contiguous equal blocks in random order; the last `len % number` indices are appended to the first
+    blocks."""
     whole = len(indices) // number * number
     blocks = list(indices[:whole].reshape(number, -1))
     for i, extra in enumerate(indices[whole:]):

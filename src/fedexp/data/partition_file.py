@@ -40,7 +40,7 @@ class File(Partitioner):
 
 
 def read_clients(path: Path) -> list[np.ndarray]:
-    """The indices of clients 0..K-1, int64 [n_k] each."""
+    """Return the indices of clients 0..K-1, int64 [n_k] each."""
     if not path.is_file():
         raise ConfigError(f"partition.path={path}: no such file")
     if path.suffix == ".npz":
@@ -82,7 +82,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.ndarray:
-    """Client `client` of the table as int64 [n_k]; every entry must be an integer."""
+    """Return client `client` of the table as int64 [n_k]; every entry must be an integer."""
     if str(client) not in table:
         raise ConfigError(f"{path}: client {client} is missing; clients must be named 0 to {len(table) - 1}")
     values = table[str(client)]
@@ -107,7 +107,7 @@ def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.nda
 
 
 def _check_indices(path: Path, clients: list[np.ndarray], examples: int) -> None:
-    """ConfigError for the first index that is out of range or was given before."""
+    """Raise ConfigError for the first index that is out of range or was given before."""
     owner = np.full(examples, -1, dtype=np.int64)
     for client, indices in enumerate(clients):
         outside = indices[(indices < 0) | (indices >= examples)]

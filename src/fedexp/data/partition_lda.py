@@ -14,7 +14,7 @@ _PROBES = 100  # draws per setting that an error message tries out
 def draw_sizes(
     class_sizes: np.ndarray, num_clients: int, alpha: float, balance: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """One draw of how many examples of each class each client gets, int64 [C, K].
+    """Return one draw of how many examples of each class each client gets, int64 [C, K].
 
     Classes in order: q ~ Dir_K(alpha); with `balance`, q_k is set to 0 for clients that already hold N/K examples or
     more and q is renormalised; the class is cut at floor(n_c * cumsum(q)). All zeros when the whole mass of a class
@@ -74,7 +74,7 @@ class LDA(Partitioner):
         raise ConfigError(self._failure(np.array(smallest), class_sizes, num_clients))
 
     def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
-        """What was seen, and settings that would work with the share of draws that met them."""
+        """Return a message: what was seen, and settings that would work with the share of draws that met them."""
 
         def share(alpha: float, clients: int) -> float:
             rng = np.random.default_rng(0)

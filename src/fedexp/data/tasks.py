@@ -1,7 +1,8 @@
-"""Streams of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
+"""Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
-A stream is one data set in which every training example belongs to at most one task, and every test example to exactly
-one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a task has.
+A `Stream` is one data set in which every training example belongs to at most one task, and every test example to
+exactly one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a
+task has.
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +36,11 @@ class Scenario(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The option."""
+        """Return the name of the option."""
 
     @abstractmethod
     def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
-        """Loads the data set, and what else the scenario needs, and divides it into tasks."""
+        """Load the data set, and what else the scenario needs, and divide it into tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,8 @@ class OneTask(Scenario):
     name = "none"
 
     def __post_init__(self) -> None:
-        """Its rounds are those of the run, which are checked there, unless they are set here."""
+        """Skip the check of the rounds: they are those of the run, which are checked there, unless they are set
+        here."""
 
     def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         super().__post_init__()
@@ -59,7 +61,7 @@ class OneTask(Scenario):
 
 @dataclass(frozen=True, kw_only=True)
 class Several(Scenario):
-    """What both kinds of sequences share: the split of a task's examples."""
+    """Base of both kinds of sequences: the split of a task's examples."""
 
     split: list[float] | None  # training, validation, test; null: as the data set is split
     evaluate_on: str  # test | validation
@@ -77,7 +79,8 @@ class Several(Scenario):
         require(held > 0, "scenario.split", self.split, f"more than 0 for the {self.evaluate_on} part")
 
     def divide(self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """(training, evaluation) examples of labels [n], ascending; own_test bool [n]: the data set's own test part.
+        """Return (training, evaluation) examples of labels [n], ascending; own_test bool [n]: the data set's own test
+        part.
 
         Of every class the same fractions, rounded; the rest of the rounding goes to the training part.
         """
@@ -110,7 +113,8 @@ class ClassIncremental(Several):
         require(all(self.classes or ()), "scenario.classes", self.classes, "lists that are not empty")
 
     def tasks_of(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
-        """The classes of each task: equally many, the rest of the division in the last ones (10 in 3: 3, 3, 4)."""
+        """Return the classes of each task: equally many, the rest of the division in the last ones (10 in 3: 3, 3,
+        4)."""
         if self.classes is not None:
             wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
             require(not wrong, "scenario.classes", wrong, f"labels from 0 to {num_classes - 1}")
@@ -176,7 +180,8 @@ class DomainIncremental(Several):
 
 
 def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """(x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all data sets, one by one."""
+    """Return (x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all data sets, one by
+    one."""
     splits = [(data, split) for data in every for split in ("train", "test")]
     labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]
     flags = [np.full(len(y), split == "test") for y, (_, split) in zip(labels, splits, strict=True)]
@@ -192,7 +197,7 @@ def assemble(
     names: Sequence[str],
     classes: Sequence[Sequence[int]],
 ) -> Stream:
-    """The stream of the pooled examples: parts: (training, evaluation) examples of each task."""
+    """Return the Stream of the pooled examples: parts: (training, evaluation) examples of each task."""
     for name, (train, held) in zip(names, parts, strict=True):
         if not len(train) or not len(held):
             raise ConfigError(f"scenario: the task of {name} has {len(train)} training and {len(held)} test examples")

@@ -35,14 +35,14 @@ class DropoutKeys:
     active: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:
-        """int64 [n, 1], all values as likely. The first rows do not depend on `n`."""
+        """Draw int64 [n, 1], all values as likely. The first rows do not depend on `n`."""
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """What the files of a data set hold."""
+    """Content of the files of a data set."""
 
     train: Texts
     test: Texts
@@ -53,7 +53,7 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource(DataSource):
-    """What every data set of texts has. `load` raises ConfigError where files are missing or damaged."""
+    """Base of the data sets of texts. `load` raises ConfigError where files are missing or damaged."""
 
     kind: ClassVar[str] = "text"
     augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # what is drawn for each training example
@@ -76,10 +76,10 @@ class TextSource(DataSource):
 
     @abstractmethod
     def read(self, length: int) -> Labelled:
-        """The texts, cut to `length` characters, and their labels."""
+        """Return the texts, cut to `length` characters, and their labels."""
 
     def load(self, like: TextData | None = None) -> TextData:
-        """Encoded with an own vocabulary, or with the vocabulary, length and vectors of another data set."""
+        """Encode the texts with an own vocabulary, or with the vocabulary, length and vectors of another data set."""
         read = self.read(self.length if like is None else like.shape.length)
         if like is None:
             vocabulary, vectors = self._vocabulary(read.train.texts)
@@ -161,7 +161,8 @@ class UnlabelledTexts(TextSource):
 
 
 def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.ndarray:
-    """The first `length` characters of each text as numbers of a vocabulary with <UNK> and <PAD>: int32 [N, length]."""
+    """Return the first `length` characters of each text as numbers of a vocabulary with <UNK> and <PAD>: int32 [N,
+    length]."""
     numbers = np.full(sys.maxunicode + 1, vocabulary.index(UNK), np.int32)  # of each code point
     for number, word in enumerate(vocabulary):
         if len(word) == 1:
@@ -175,18 +176,19 @@ def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.n
 
 
 def most_frequent(texts: Sequence[str], limit: int) -> tuple[str, ...]:
-    """The `limit` most frequent characters, most frequent first; of equally frequent ones the lower code point."""
+    """Return the `limit` most frequent characters, most frequent first; of equally frequent ones the lower code
+    point."""
     counts = Counter("".join(texts))
     return tuple(sorted(counts, key=lambda character: (-counts[character], character))[:limit])
 
 
 def complete(words: tuple[str, ...]) -> tuple[str, ...]:
-    """With <UNK> and <PAD> at the end where they are missing."""
+    """Add <UNK> and <PAD> at the end where they are missing."""
     return words + tuple(word for word in (UNK, PAD) if word not in words)
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """The words of a json file {word: number} in the order of their numbers."""
+    """Return the words of a json file {word: number} in the order of their numbers."""
     try:
         numbers = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -200,7 +202,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
 
 
 def read_vectors(path: Path) -> np.ndarray:
-    """float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
+    """Read float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
     if not path.is_file():
         raise ConfigError(f"{path}: is missing; dataset.vectors=null does without pre-trained vectors")
     arrays = load_npz(path)
@@ -215,7 +217,7 @@ def read_vectors(path: Path) -> np.ndarray:
 
 
 def _complete_vectors(words: tuple[str, ...], vectors: np.ndarray) -> np.ndarray:
-    """With rows for <UNK> (the mean of all) and <PAD> (zeros) where they are missing."""
+    """Add rows for <UNK> (the mean of all) and <PAD> (zeros) where they are missing."""
     added = {UNK: vectors.mean(0, dtype=np.float64), PAD: np.zeros(vectors.shape[1])}
     rows = [added[word] for word in complete(words)[len(words) :]]
     return np.concatenate([vectors, *(row[None].astype(np.float32) for row in rows)])

@@ -1,4 +1,4 @@
-"""What watches a run: the interface of trackers, and `tracker=none`.
+"""Observers of a run: the interface of trackers, and `tracker=none`.
 
 The files of the run directory are the truth. A tracker is a view of them, told about the run from outside; it
 returns nothing and raises nothing.

@@ -39,7 +39,7 @@ class Prepared:
 
 
 def prepare(built: Built, share: int | None = None) -> Prepared:
-    """Loads and assembles everything; raises ConfigError where data and settings do not fit together.
+    """Load and assemble everything; raise ConfigError where data and settings do not fit together.
 
     share: cores that the run may use; None: all of them.
     """
@@ -97,7 +97,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
 
 
 def in_one_place(built: Built) -> Built:
-    """With `algorithm.paradigm=centralized`: one client, which holds all training data."""
+    """Return the configuration with one client, which holds all training data, where
+    `algorithm.paradigm=centralized`."""
     if built.algorithm.paradigm != "centralized":
         return built
     if built.cohorts.path is not None:
@@ -109,7 +110,8 @@ def in_one_place(built: Built) -> Built:
 
 
 def check(built: Built, metrics: Metrics) -> None:
-    """What does not fit together whatever the data are, before they are loaded or even downloaded."""
+    """Raise ConfigError for what does not fit together whatever the data are, before they are loaded or even
+    downloaded."""
     interval, algorithm = built.settings.eval_interval, built.algorithm
     if metrics.needs_local and interval != 1:
         raise ConfigError(
@@ -118,7 +120,7 @@ def check(built: Built, metrics: Metrics) -> None:
         )
     if metrics.needs_neurons and not built.model.has_neurons:
         raise ConfigError(
-            f"forgetting_metric=alignment: {type(built.groups['model']).__name__} has no fully connected hidden layers "
+            f"forgetting_metric=alignment: {type(built.model).__name__} has no fully connected hidden layers "
             "whose neurons could be compared; model=cnn and model=cnn_3fc have"
         )
     if built.local.optimizer not in algorithm.optimizers:
@@ -136,7 +138,7 @@ def check(built: Built, metrics: Metrics) -> None:
 
 
 def check_views(built: Built) -> None:
-    """The augmented view needs a random transform of the training images."""
+    """Raise ConfigError where the augmented view lacks a random transform of the training images."""
     dataset, settings = built.dataset, built.settings
     if AUGMENTED not in settings.test_views:
         return
@@ -152,7 +154,7 @@ def check_views(built: Built) -> None:
 
 
 def check_task(built: Built) -> None:
-    """What does not fit together of data set, model, scenario and algorithm."""
+    """Raise ConfigError for what does not fit together of data set, model, scenario and algorithm."""
     algorithm, model, dataset, scenario = built.algorithm, built.model, built.dataset, built.scenario
     name = type(algorithm).__name__
     require_choice("algorithm.paradigm", algorithm.paradigm, ("federated", "centralized"))
@@ -176,7 +178,7 @@ def check_task(built: Built) -> None:
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raises ConfigError where parameters with requires_grad=False leave nothing to train, or not what the algorithm
+    """Raise ConfigError where parameters with requires_grad=False leave nothing to train, or not what the algorithm
     is about; says how many there are."""
     every, trained = dict(module.named_parameters()), trainable(module)
     frozen = [name for name in every if name not in trained]
@@ -193,8 +195,8 @@ def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
 
 
 def without_batches(algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining) -> dict[str, int]:
-    """Of a model whose batch norm needs batches of two examples: how many clients have none in a task and never train
-    in it, and how many examples each pass leaves out; empty where there are none.
+    """Count, for a model whose batch norm needs batches of two examples, how many clients have none in a task and never
+    train in it, and how many examples each pass leaves out; empty where there are none.
 
     Raises ConfigError where nobody could train.
     """
@@ -224,7 +226,7 @@ def without_batches(algorithm: FedAvg, tasks: Sequence[Federation], local: Local
 
 @dataclass(frozen=True)
 class Division:
-    """One task: who holds which examples."""
+    """The division of the examples of one task: which client holds which."""
 
     partition: Partition
     federation: Federation
@@ -239,7 +241,7 @@ class Division:
 
 
 def divide(built: Built) -> tuple[Data, list[Division]]:
-    """Loads the data; decides who holds which training examples: the server first, then the clients."""
+    """Load the data; decide who holds which training examples: the server first, then the clients."""
     seed = built.seeds.partition
     stream_ = built.scenario.stream(built.dataset, stream(seed, "tasks"))
     data, tasks, unlabelled = built.surrogate.attach(stream_.data, stream_.tasks, stream(seed, "surrogate split"))
@@ -269,7 +271,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
 
 
 def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
-    """Who holds which examples of a task. The partitioner sees its examples alone, and its classes numbered anew."""
+    """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew."""
     seed, settings = built.seeds.partition, built.settings
     partitioner, rng, numbers = built.partition, stream(seed, "partition", *key), task.train
     kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
@@ -285,13 +287,13 @@ def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> 
 
 
 def augmentation_of(dataset: DataSource, wanted: bool) -> Draws | None:
-    """What is drawn for every training example; None where there is nothing to draw."""
+    """Return what is drawn for every training example; None where there is nothing to draw."""
     augmentation = dataset.augmentation
     return augmentation if augmentation.active and (wanted or dataset.kind == "text") else None
 
 
 def require_room(make: Callable[[], torch.nn.Module]) -> None:
-    """Raises ConfigError for a model that does not fit into the free memory, before it is given any."""
+    """Raise ConfigError for a model that does not fit into the free memory, before it is given any."""
     try:
         with torch.device("meta"):
             size = sum(value.numel() * value.element_size() for value in make().state_dict().values())

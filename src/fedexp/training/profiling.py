@@ -1,4 +1,4 @@
-"""`profile=true`: where the time of one round goes, operation by operation."""
+"""`profile=true`: how the time of one round is spent, operation by operation."""
 
 import gzip
 import logging
@@ -20,7 +20,8 @@ DEAREST = 10
 
 @contextmanager
 def profiled(directory: Path, number: int) -> Iterator[None]:
-    """Writes profile/trace.json.gz (chrome://tracing, Perfetto) and profile/operations.csv, and logs the dearest."""
+    """Write profile/trace.json.gz (chrome://tracing, Perfetto) and profile/operations.csv, and log the slowest
+    operations."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with torch.profiler.profile(activities=activities) as profiler:
         yield
@@ -35,7 +36,8 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
 
 
 def operations(profiler: torch.profiler.profile) -> pd.DataFrame:
-    """One row an operation, dearest first: milliseconds spent in itself and with what it calls, and its share."""
+    """Return one row an operation, slowest first: milliseconds spent in itself and with what it calls, and its
+    share."""
     rows: list[dict[str, Any]] = []
     for event in profiler.key_averages():
         row = {"operation": event.key, "calls": event.count}
