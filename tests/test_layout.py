@@ -3,6 +3,9 @@
 import ast
 from pathlib import Path
 
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.structure import RoundStructure
+
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
 # From the ground up: a room may import from those before it, also within functions.
 ROOMS = (
@@ -10,6 +13,7 @@ ROOMS = (
     *("training", "analysis", "cli", "aliases"),
 )
 LOOSE = 4  # modules that lie in no room, at most
+HOOKS = 18  # that a newcomer meets in algorithms/base.py, at most
 
 
 def room_of(path):
@@ -48,3 +52,17 @@ def test_every_module_has_a_room():
     assert len(loose) <= LOOSE, loose
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
     assert rooms == set(ROOMS)
+
+
+def test_the_base_of_algorithms_has_few_hooks():
+    """What few algorithms need is in structure.py, and defined there alone."""
+
+    def hooks(cls):
+        return {name for name, value in vars(cls).items() if not name.startswith("_") and is_hook(value)}
+
+    def is_hook(value):
+        return isinstance(value, property) or callable(value)
+
+    assert len(hooks(FedAvg)) <= HOOKS, sorted(hooks(FedAvg))
+    assert not hooks(FedAvg) & hooks(RoundStructure)
+    assert {"exchanges", "roles", "begin_task"} <= hooks(RoundStructure)

@@ -6,10 +6,10 @@ Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is the 1/|S
 
 Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no
 indexing by boolean masks, no in-place writes to trees that they were given. What they are given is explained in
-interfaces.py.
+interfaces.py. The few algorithms whose rounds have another shape than FedAvg's find the hooks for that in structure.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,8 +29,8 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
     ServerRound,
 )
+from fedexp.algorithms.structure import RoundStructure
 from fedexp.core import tree
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
@@ -55,7 +55,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Yield the batches that `FedAvg.after` has asked for, shuffled and augmented anew, and their masks [B]."""
+    """Yield the batches that `RoundStructure.after` has asked for, shuffled and augmented anew, and their masks [B]."""
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
     for step in range(len(index)):
         mask = masks[step].to(ctx.steps.dtype)
@@ -71,7 +71,7 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(RoundStructure):
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
     optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # with which local training makes sense
@@ -91,11 +91,6 @@ class FedAvg:
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         """Return the model as this algorithm trains and tests it. Called with torch's generator seeded."""
         return module
-
-    def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
-        """Return which output of the model stands for a class in the test of a task, int [tasks, C], -1: not among the
-        answers; None: output c stands for class c in every task. tasks: the classes of each."""
-        return None
 
     # --- what is kept and sent
 
@@ -119,44 +114,11 @@ class FedAvg:
         part, of which a server may know what it was sent."""
         return {}
 
-    # --- who does what, on the host
-
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        """Return the server's state at the start of a task after the first; `initial`: the initial model with its
-        buffers."""
-        return server
-
-    def exchanges(self, info: Federation) -> "Sequence[FedAvg]":
-        """Return the exchanges of a round: each sends, has the same cohort train, and aggregates, one after the
-        other."""
-        return (self,)
-
-    def closing_exchanges(self, info: Federation) -> "Sequence[FedAvg]":
-        """Return the exchanges with all clients at the end of a task that another follows."""
-        return ()
-
-    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
-        """Return the algorithm whose client-side hooks each client of a cohort follows."""
-        return [self] * len(clients)
-
-    def local_lr(self, lr: float) -> float:
-        """Return the learning rate of local training, from that of the round."""
-        return lr
-
     # --- host side, before training
-
-    def epochs(self, local: LocalTraining) -> int:
-        """Return the number of passes over the local data in a round."""
-        return local.epochs
 
     def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
         """Return the numbers of the examples that this client trains on; of several sets, each batch comes from one."""
         return info.parts[client]
-
-    def after(self, info: Federation, local: LocalTraining) -> int:
-        """Return the largest number of batches of another pass over the client's data that `finish` looks at
-        (`fresh_pass`)."""
-        return 0
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return numpy arrays such as extra example numbers or roles of this round, of one shape for all clients."""
@@ -166,11 +128,6 @@ class FedAvg:
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Return the constants of one client's round, such as outputs of a teacher on fixed inputs."""
-        return {}
-
-    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
-        """Return what `client_setup` would of one batch, where it gives the same of every batch of the first pass,
-        stacked: so an engine need not ask for the padding of shorter clients."""
         return {}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:

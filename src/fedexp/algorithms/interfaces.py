@@ -60,7 +60,7 @@ class ClientData(Protocol):
 
     def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return training examples by number, normalised, and augmented where random numbers for that are given (see
-        FedAvg.after): (x [n, ...], y [n])."""
+        RoundStructure.after): (x [n, ...], y [n])."""
 
     @property
     def steps(self) -> int:

@@ -138,7 +138,7 @@ class ClientRuntime:
     augmentation: Draws | None
     local: LocalTraining
     dtype: torch.dtype
-    heads: torch.Tensor | None = None  # int64 [T, C]: see FedAvg.heads
+    heads: torch.Tensor | None = None  # int64 [T, C]: see RoundStructure.heads
     views: tuple[str, ...] = (PLAIN,)  # of the test set, see fedexp.core.views
     seed: int = 0  # of the draws of the augmented view
 

@@ -182,7 +182,7 @@ def schedule_of(
 
 
 def plan_after(experiment: Experiment, role: FedAvg, number: int, client: int) -> Tree:
-    """Return the batches of FedAvg.after as a part of a client's plan."""
+    """Return the batches of RoundStructure.after as a part of a client's plan."""
     steps = role.after(experiment.stage_of(number).federation, experiment.bench.local)
     if not steps:
         return {}
