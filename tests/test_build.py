@@ -17,9 +17,11 @@ from fedexp.config.build import GROUPS, build, convert, find_class
 from fedexp.config.options import known_keys, list_groups, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
+from fedexp.rundir.fingerprint import fingerprint
 from toy_federation import CONF, composed
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
+EXPERIMENTS = SURFACE.with_name("experiments.txt")  # fingerprints
 OPTIONS = {group: list_options(group, [CONF]) for group in list_groups([CONF])}
 TOGETHER = [  # an option of every group, until each has been had
     {group: options[i % len(options)] for group, options in OPTIONS.items()}
@@ -69,6 +71,21 @@ def test_every_model_runs_on_colour_images_or_texts(option):
 def test_option_surface():
     """A new, renamed or lost knob is to be seen in a diff: python tests/test_build.py --write."""
     assert sorted(known_keys(CONF, [])) == SURFACE.read_text(encoding="utf-8").splitlines()
+
+
+FINGERPRINTS = dict(line.split() for line in EXPERIMENTS.read_text(encoding="utf-8").splitlines())
+FEW = ("cfed/image_class", "fedka/tiny_imagenet", "fedntd/mnist_s2", "flashback/femnist_3432")
+
+
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in FINGERPRINTS])
+def test_settings_of_papers_decide_the_same_runs_as_ever(name):
+    """An experiment builds on a protocol; whatever is moved between the two, what is resolved stays the same."""
+    assert fingerprint(OmegaConf.to_container(composed(f"experiment={name}"), resolve=True), {}) == FINGERPRINTS[name]
+
+
+def test_every_experiment_has_its_fingerprint():
+    assert list(FINGERPRINTS) == list_options("experiment", [CONF])
+    assert not any("_protocol" in name for name in FINGERPRINTS)
 
 
 def test_every_key_of_a_composed_configuration_is_in_the_surface():

@@ -19,9 +19,13 @@ def list_groups(directories: list[Path]) -> list[str]:
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
-    """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of `experiment`."""
+    """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of `experiment`.
+
+    A file whose name begins with `_` is what others have in common, and no option.
+    """
     folders = [directory / group for directory in directories]
-    return sorted({path.relative_to(f).with_suffix("").as_posix() for f in folders for path in f.rglob("*.yaml")})
+    paths = [(path, f) for f in folders for path in f.rglob("*.yaml") if not path.name.startswith("_")]
+    return sorted({path.relative_to(f).with_suffix("").as_posix() for path, f in paths})
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
