@@ -100,7 +100,9 @@ def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor) -> Tensor
     return torch.where(keep, log_p.exp() * (log_p - log_q), 0.0).sum(-1).mean()
 
 
-def descend(net: nn.Module, teacher: nn.Module | None, batches: Iterator[tuple[Tensor, Tensor]], lr: float, bf16: bool):
+def descend(
+    net: nn.Module, teacher: nn.Module | None, batches: Iterator[tuple[Tensor, Tensor]], lr: float, bf16: bool
+) -> None:
     """Run SGD over the batches, in place; with a teacher FedNTD, else FedAvg."""
     sgd = torch.optim.SGD(net.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
     for x, y in batches:

@@ -189,7 +189,10 @@ def test_dataset_brings_its_protocol():
         (["surrogate.options=5"], "surrogate.options=5: must be values by name, such as {root: photos}"),
         (["surrogate.dataset=digits", "surrogate.options=5"], "surrogate.options=5: must be values by name"),
         (["surrogate.dataset=3"], "surrogate.dataset=3: must be the name of a data set, or null"),
-        (["scenario=domain_incremental", "scenario.domains=[3]"], "scenario.domains=[3]: must be a list of values"),
+        (
+            ["scenario=domain_incremental", "scenario.domains=[3]"],
+            "scenario.domains[0]=3: must be the name of a data set",
+        ),
         (["seeds.sampling=-1"], "seeds.sampling (default: seed)=-1: must be an integer of at least 0"),
         (["seeds.partition=${nope}"], "seeds.partition: Interpolation key 'nope' not found"),
         (["seed=???"], "seed"),
@@ -309,8 +312,9 @@ def test_a_class_of_another_group_is_refused(group):
     config[group] = {"_target_": other}
     base = f"{GROUPS[group].__module__}.{GROUPS[group].__qualname__}"
     wanted = f"{group}._target_={other}: must be {base} or a class that derives from it"
-    with pytest.raises(ConfigError, match=f"^{re.escape(wanted)}$"):
+    with pytest.raises(ConfigError) as error:
         build(config)
+    assert wanted in str(error.value).splitlines()
 
 
 def test_a_class_of_another_kind_is_refused_inside_an_option():

@@ -202,7 +202,14 @@ def make_partition(
 class IID(Partitioner):
     """Shuffle, then equal consecutive parts of floor(N/K) examples; the N mod K left-over examples are unused."""
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         size = len(labels) // num_clients
         return list(rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)), {}
 
@@ -218,10 +225,17 @@ class Sharding(Partitioner):
 
     shards_per_client: int  # s
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         shards, remainder = divmod(self.shards_per_client * num_clients, num_classes)
         if remainder:
             raise ConfigError(self._indivisible(num_classes, num_clients))
@@ -252,10 +266,17 @@ class Shards(Partitioner):
     shards_per_client: int  # s
     sort_by_label: bool
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         total = self.shards_per_client * num_clients
         if total > len(labels):
             raise ConfigError(
@@ -290,10 +311,10 @@ class Natural(Partitioner):
 
     choice: str = "random"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_choice("partition.choice", self.choice, ("random", "largest"))
 
-    def eligible(self, num_clients, rng, owners):
+    def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
         if owners is None:
             return None
         names, sizes = np.unique(owners, return_counts=True)
@@ -305,7 +326,14 @@ class Natural(Partitioner):
             chosen = names[rng.choice(len(names), num_clients, replace=False)]
         return np.flatnonzero(np.isin(owners, chosen))
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         if owners is None:
             raise ConfigError(
                 "partition=natural: this data set has no natural clients; dataset=femnist has them (writers)"

@@ -24,11 +24,18 @@ class File(Partitioner):
 
     path: str | None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.path:
             raise ConfigError("partition=file: say which file with partition.path=<file.npz or file.json>")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         path = Path(str(self.path))
         clients = read_clients(path)
         if len(clients) != num_clients:

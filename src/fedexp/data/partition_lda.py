@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,12 +53,19 @@ class LDA(Partitioner):
     balance: bool  # the cap: a client that holds N/K examples gets no more
     max_draws: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.alpha > 0 and math.isfinite(self.alpha), "alpha", self.alpha, "a finite number greater than 0")
         require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
         require(self.max_draws >= 1, "partition.max_draws", self.max_draws, "at least 1")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         if self.min_size * num_clients > len(labels):
             raise ConfigError(
                 f"min_size={self.min_size}: {num_clients} clients of at least {self.min_size} examples need "

@@ -12,7 +12,7 @@ from fedexp.data.augment import Augmentation, Normalise, load_batch
 
 
 class Draws(Protocol):
-    """What is drawn at random for every training example: an Augmentation of images, or the keys of texts' dropout."""
+    """Random numbers for every training example: an Augmentation of images draws them, or the keys of texts' dropout."""
 
     @property
     def active(self) -> bool:
@@ -86,7 +86,7 @@ class DataSource(ABC):
 
         @property
         def augmentation(self) -> Draws:
-            """What is drawn for each training example."""
+            """Return the source of what is drawn for each training example."""
 
     @abstractmethod
     def load(self) -> Data:

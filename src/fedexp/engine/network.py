@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -78,7 +78,7 @@ class FunctionalNetwork:
     def buffers(self) -> Params:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
-    def _forward(self, call, x: torch.Tensor) -> Output:
+    def _forward(self, call: Callable[[], Output], x: torch.Tensor) -> Output:
         if self.precision != "bf16":
             return call()
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -150,7 +150,7 @@ class LiveNetwork(FunctionalNetwork):
 
 
 @contextlib.contextmanager
-def seeded_torch(seed: int):
+def seeded_torch(seed: int) -> Iterator[None]:
     """Seed torch's global generator for a while, such as for initialisation or dropout; restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -158,7 +158,7 @@ def seeded_torch(seed: int):
 
 
 @contextlib.contextmanager
-def subnormals_as_zero():
+def subnormals_as_zero() -> Iterator[None]:
     """Treat numbers below 1e-38 (fp32) as zero for a while: some CPUs are so slow with them that a round took 1.2 times
     as long. It holds for this thread and those of torch's that it begins; other libraries may want such numbers, so it
     is not left on."""

@@ -1,6 +1,6 @@
 """C clients as one: their stacked state and the local step that changes it in place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -142,7 +142,7 @@ class Clients:
         """Run a hook for all clients; it gets their data beside `values`."""
         padded, bench = self.padded, self.job.bench
 
-        def call(index, mask, draws, *rest):
+        def call(index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None, *rest: Tree) -> Tree:
             return hook(PaddedData(bench, index, mask, draws), *rest)
 
         in_draws = None if padded.draws is None else 1
@@ -163,7 +163,7 @@ class Clients:
         where a client has none."""
         bench, algorithm, net = self.job.bench, self.job.algorithm, self.job.net
 
-        def call(x, y, mask, *one):
+        def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *one: Tree) -> Tree:
             return algorithm.prepare(net, Batch(x, y, mask, 0), mask, self._context(Fixed(*one)))
 
         own = -(-self.padded.steps // bench.local.epochs)
@@ -196,7 +196,7 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.fixed))
     params, memory = head
     own = has_own(job.algorithm, "local_step")
-    step = partial(_own_step if own else _gradient, job, frame, batch.step)
+    step: Callable[..., tuple[Any, ...]] = partial(_own_step if own else _gradient, job, frame, batch.step)
     *new, losses = vmap(step)(params, memory, batch.x, batch.y, batch.mask, fixed)
     if own:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -207,13 +207,33 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     frame.losses[:active].add_(losses)
 
 
-def _own_step(job, frame, number, params, memory, x, y, mask, fixed):
+def _own_step(
+    job: Job,
+    frame: Frame,
+    number: int,
+    params: Params,
+    memory: Tree,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mask: torch.Tensor,
+    fixed: Fixed,
+) -> tuple[Params, Tree, torch.Tensor]:
     """Return one client's (params, memory, loss) after the algorithm's local step."""
     ctx = make_context(job, frame.server, frame.lr, fixed)
     return job.algorithm.local_step(job.net, params, memory, Batch(x, y, mask, number), ctx)
 
 
-def _gradient(job, frame, number, params, memory, x, y, mask, fixed):
+def _gradient(
+    job: Job,
+    frame: Frame,
+    number: int,
+    params: Params,
+    memory: Tree,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mask: torch.Tensor,
+    fixed: Fixed,
+) -> tuple[Params, torch.Tensor]:
     """Return one client's (gradient, loss) in the base's local step."""
     ctx, batch = make_context(job, frame.server, frame.lr, fixed), Batch(x, y, mask, number)
     grads, loss = grad_and_value(lambda p: job.algorithm.objective(job.net, p, batch, ctx))(params)

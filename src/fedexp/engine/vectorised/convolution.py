@@ -7,7 +7,7 @@ many at a time. `python -m benchmarks.convolutions` compares them, and matrix pr
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -55,10 +55,19 @@ class StreamsNetwork:
         return self.net.buffers()
 
 
+Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where all clients share it
+
+
 class _OneByOne(TorchFunctionMode):
     """Replaces F.conv2d where input and weight are both stacked and the convolution is a plain one."""
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if function is F.conv2d:
             call = _plain(*args, **kwargs)
@@ -106,22 +115,31 @@ class _Convolution(Function):
     """F.conv2d of plain convolutions."""
 
     @staticmethod
-    def forward(x, weight, bias, padding):
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
+    ) -> torch.Tensor:
         return F.conv2d(x, weight, bias, padding=padding)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, weight, _, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:3]
         grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, ctx.padding, *wanted))
         return *(next(grads) if one else None for one in wanted), None
 
     @staticmethod
-    def vmap(info, in_dims, x, weight, bias, padding):
+    def vmap(
+        info: Any,
+        in_dims: Dims,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        padding: tuple[int, int],
+    ) -> tuple[torch.Tensor, int]:
         function, dims = partial(F.conv2d, padding=padding), in_dims[:3]
         if bias is not None and None in dims:
             return vmap(function, dims)(x, weight, bias), 0
@@ -136,19 +154,29 @@ class _Gradients(Function):
     so that vmap knows how to compute it."""
 
     @staticmethod
-    def forward(grad, x, weight, padding, *wanted):
+    def forward(
+        grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int], *wanted: bool
+    ) -> tuple[torch.Tensor, ...]:
         return tuple(function(grad, x, weight) for function in _gradients(padding, *wanted))
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
         raise NotImplementedError("the gradient of a gradient: use hardware.convolution=grouped")
 
     @staticmethod
-    def vmap(info, in_dims, grad, x, weight, padding, *wanted):
+    def vmap(
+        info: Any,
+        in_dims: Dims,
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        padding: tuple[int, int],
+        *wanted: bool,
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
         few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
