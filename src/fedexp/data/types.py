@@ -12,7 +12,7 @@ from fedexp.data.augment import Augmentation, Normalise, load_batch
 
 
 class Draws(Protocol):
-    """Random numbers for every training example: an Augmentation of images draws them, or the keys of texts' dropout."""
+    """Random numbers for every training example: an Augmentation of images draws them, or DropoutKeys."""
 
     @property
     def active(self) -> bool:
