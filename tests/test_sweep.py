@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -118,11 +119,18 @@ def test_what_is_another_protocol():
     assert protocol_of(sweep, [*same, "rounds=5", "+local.lr=1"]) == ["rounds=5", "+local.lr=1"]
 
 
+def whole_text(path):
+    """An experiment's file, and those that it builds on."""
+    text = path.read_text(encoding="utf-8")
+    bases = re.findall(r"^  - (\w+/_\w+)$", text, re.MULTILINE)
+    return "\n".join([text, *((CONF / "experiment" / f"{base}.yaml").read_text(encoding="utf-8") for base in bases)])
+
+
 @pytest.mark.slow  # composes 35 configurations
 def test_experiments_say_all_of_their_protocol():
     """A setting of a paper does not hang on the defaults, which may change."""
     for name in list_options("experiment", [CONF]):
-        text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        text = whole_text(CONF / "experiment" / f"{name}.yaml")
         keys = (
             "num_clients participation rounds weighting epochs batch_size optimizer lr lr_decay momentum weight_decay"
         )

@@ -376,7 +376,7 @@ def test_named_data_sets_are_filled_in():
     assert values["scenario"]["domains"][0]["data_dir"] == "here"
     assert values["surrogate"]["dataset"]["size"] == 8
     built = build(config)
-    assert [domain.name for domain in built.groups["scenario"].domains] == ["mnist"]
+    assert [domain.name for domain in built.scenario.domains] == ["mnist"]
     assert built.surrogate.dataset.name == "image_folder"
 
 

@@ -230,7 +230,7 @@ def compose_and_check(job: frozenset[str]) -> None:
     """Whether every option, key and value exists and they go together, as far as that can be said without data."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         built = build(compose("config", sorted(job)))
-    check(built, Metrics((built.groups["forgetting_metric"],)))
+    check(built, Metrics((built.forgetting_metric,)))
 
 
 def check_options(command: str) -> None:

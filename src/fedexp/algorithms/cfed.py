@@ -99,12 +99,12 @@ class CFeD(Remembering):
 
 @dataclass(frozen=True, kw_only=True)
 class Learner(FedAvg):
-    """Trains on its examples of the task."""
+    """Client that trains on its examples of the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reviewer(FedAvg):
-    """Trains on its surrogate examples, as the old model answers them."""
+    """Client that trains on its surrogate examples, as the old model answers them."""
 
     lambda_d: float
     temperature: float
@@ -119,7 +119,8 @@ class Reviewer(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Student(Reviewer):
-    """Does both, in batches of one kind each (the centralised form); surrogate examples have the label -1."""
+    """Client that trains on both, in batches of one kind each (the centralised form); the label of surrogate examples
+    is -1."""
 
     draw: int  # seed of this round's choice of surrogate examples
 

@@ -33,13 +33,13 @@ WHAT_A_IS = (
 
 
 def mark(directory: Path, sweep: str) -> None:
-    """Notes in a directory which sweep it holds."""
+    """Note in a directory which sweep it holds."""
     directory.mkdir(parents=True, exist_ok=True)
     storage.write_json(directory / MARKER, {"sweep": sweep})
 
 
 def sweep_of(directory: Path) -> Sweep | None:
-    """The named sweep of a directory; None for another."""
+    """Return the named sweep of a directory; None for another."""
     path = directory / MARKER
     name = json.loads(path.read_text(encoding="utf-8"))["sweep"] if path.exists() else directory.name
     try:
@@ -49,7 +49,8 @@ def sweep_of(directory: Path) -> Sweep | None:
 
 
 def write_report(directory: Path, figures: bool) -> list[Path]:
-    """The tables of a sweep and, if asked for, its pictures; the paths. A picture that fails costs no table."""
+    """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that fails costs no
+    table."""
     paths = write_tables(directory)
     if not paths or not figures:
         return paths
@@ -62,7 +63,7 @@ def write_report(directory: Path, figures: bool) -> list[Path]:
 
 @dataclass(frozen=True)
 class Tables:
-    """What runs say together."""
+    """Results of the runs together."""
 
     tidy: pd.DataFrame  # compare.cells where `sweep` is given, else means
     targets: pd.DataFrame  # rounds_to_targets
@@ -70,7 +71,7 @@ class Tables:
 
 
 def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
-    """Of the jobs of a sweep, finished or not; None where no run is over."""
+    """Return the tables of the jobs of a sweep, finished or not; None where no run is over."""
     sweep, runs = sweep_of(directory), [run for run in jobs if run.finished]
     if not runs:
         return None
@@ -81,7 +82,7 @@ def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
 
 
 def all_jobs(directory: Path) -> list[Run]:
-    """The jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
+    """Return all jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
     jobs, sweep = load_jobs(directory), sweep_of(directory)
     if sweep is None or not compare.printed_cells(sweep):
         return jobs
@@ -90,7 +91,8 @@ def all_jobs(directory: Path) -> list[Run]:
 
 
 def write_tables(directory: Path) -> list[Path]:
-    """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
+    """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing where no run is
+    over."""
     tables = tables_of(directory, all_jobs(directory))
     if tables is None:
         return []
@@ -114,7 +116,7 @@ def write_tables(directory: Path) -> list[Path]:
 
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
-    """What the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
+    """Return what the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
     lines = [f"# {sweep.title}", layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}", verdicts(tidy)]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
         lines.append(f"Counted too are runs that other sweeps have made: {', '.join(f'`{name}`' for name in sources)}.")
@@ -129,7 +131,8 @@ def verdicts(tidy: pd.DataFrame) -> str:
 
 
 def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """What a run is but for its seed: (data set and partition, algorithm and its options, other overrides)."""
+    """Return the parts of a run but for its seed: (data set and partition, algorithm and its options, other
+    overrides)."""
     data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
     changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", "test_views", *WHERE))]
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
@@ -137,13 +140,13 @@ def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list
 
 
 def key_of(run: Run) -> tuple[str, str]:
-    """(what it is but for the seed, the same but for the algorithm as well)."""
+    """Return the key (the run but for the seed, the same but for the algorithm as well)."""
     data, method, others = parts_of(run.summary, run.overrides)
     return " ".join([*data, *method, *others]), " ".join([*data, *others])
 
 
 def means(runs: Sequence[Run]) -> pd.DataFrame:
-    """Mean and standard deviation over the seeds of each run."""
+    """Return mean and standard deviation over the seeds of each run."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(key_of(run)[0], []).append(run)
@@ -161,7 +164,7 @@ def means(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def printed_targets(sweep: Sweep, runs: Sequence[Run]) -> dict[str, float]:
-    """The printed A of those settings (`key_of`) that have one: Flashback's."""
+    """Return the printed A of those settings (`key_of`) that have one: Flashback's."""
     rows = [row for row in compare.printed_cells(sweep) if row["metric"] == "target_accuracy"]
     found = {}
     for run in runs:
@@ -173,9 +176,9 @@ def printed_targets(sweep: Sweep, runs: Sequence[Run]) -> dict[str, float]:
 
 
 def rounds_to_targets(runs: Sequence[Run], printed: Mapping[str, float]) -> pd.DataFrame:
-    """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg; empty where a seed
-    never gets there. A is 0.95 of the best accuracy of any run of the setting and, where `printed` has the setting, in
-    a second row that one."""
+    """Return the rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg; empty where
+    a seed never gets there. A is 0.95 of the best accuracy of any run of the setting and, where `printed` has the
+    setting, in a second row that one."""
     settings: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         name, setting = key_of(run)
@@ -190,7 +193,7 @@ def rounds_to_targets(runs: Sequence[Run], printed: Mapping[str, float]) -> pd.D
 
 
 def rounds_to(source: str, accuracy: float, members: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """The rows of one setting for one A; members: its runs by their names."""
+    """Return the rows of one setting for one A; members: its runs by their names."""
     rounds = {name: [mean_rounds(group, accuracy * factor) for factor in FACTORS] for name, group in members.items()}
     fedavg = next((rounds[name] for name, group in members.items() if is_plain_fedavg(group[0])), None)
     rows = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Needs
 from fedexp.config.build import make_target
 from fedexp.config.options import conf_directory
@@ -23,7 +24,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """(option with its variant, needs) of every yaml of the group but the centralised twins, which exchange nothing."""
+    """Yield (option with its variant, needs) of every yaml of the group but the centralised twins, which exchange
+    nothing."""
     for path in sorted(folder.glob("*.yaml")):
         node = node_of(path)
         if node.get("paradigm") == "centralized":
@@ -31,11 +33,11 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
         first: dict[str, Any] = {}
         for changes in (first, *VARIANTS.get(path.stem, ())):
             name = " ".join([f"`{path.stem}`", *(f"`{k}={str(v).lower()}`" for k, v in changes.items())])
-            yield name, make_target(node | changes, "algorithm").needs
+            yield name, make_target(node | changes, "algorithm", FedAvg).needs
 
 
 def node_of(path: Path) -> dict[str, Any]:
-    """An option with those that it builds on."""
+    """Return an option with those that it builds on."""
     node: Any = OmegaConf.to_container(OmegaConf.load(path))
     before: dict[str, Any] = {}
     for name in node.pop("defaults", ()):
@@ -44,7 +46,7 @@ def node_of(path: Path) -> dict[str, Any]:
 
 
 def models(number: float) -> str:
-    """A multiple of the model's size, |w|."""
+    """Return a multiple of the model's size, |w|."""
     return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
 
 

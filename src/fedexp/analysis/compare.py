@@ -40,13 +40,13 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """{} before its end."""
+        """Return the summary; {} before its end."""
         path = self.directory / files.SUMMARY
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     @property
     def status(self) -> str:
-        """completed, diverged, failed or unfinished."""
+        """Return the status: completed, diverged, failed or unfinished."""
         return str(self.summary.get("status", "unfinished"))
 
     @property
@@ -62,7 +62,7 @@ class Run:
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """round and test_accuracy of the evaluated rounds from 1 on."""
+        """Return the round and test_accuracy of the evaluated rounds from 1 on."""
         return self.table.dropna(subset="test_accuracy")
 
     @property
@@ -71,18 +71,19 @@ class Run:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """rounds.csv from round 1 on; empty without one."""
+        """Return rounds.csv from round 1 on; empty without one."""
         path = self.directory / files.ROUNDS
         table = pd.read_csv(path) if path.exists() else pd.DataFrame({"round": []})
         return table[table["round"] >= 1]
 
     def values(self, rule: Rule, metric: str) -> list[float]:
-        """The metric in the view of the rule, round by round where it is defined; [] where the run lacks the view."""
+        """Return the metric in the view of the rule, round by round where it is defined; [] where the run lacks the
+        view."""
         column = rule.column(metric)
         return self.table[column].dropna().tolist() if column in self.table else []
 
     def reported(self, rule: Rule, metric: str) -> float | None:
-        """The metric (`accuracy` or `forgetting`) as a paper with this rule reports it, a fraction."""
+        """Return the metric (`accuracy` or `forgetting`) as a paper with this rule reports it, a fraction."""
         if rule.value == "last":
             return self.summary.get(metric if rule.view == "plain" else f"{metric}_{rule.view}")
         return rule.reported(self.values(rule, metric), metric)
@@ -92,26 +93,27 @@ class Run:
         return float(found.iloc[0]) if len(found) else None
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """The first round that reaches it."""
+        """Return the first round that reaches a target."""
         rounds, values = self.curve["round"].tolist(), self.curve["test_accuracy"].tolist()
         return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
 
 def load_jobs(directory: Path) -> list[Run]:
-    """All runs of a sweep, also those that have failed or are not at their end."""
+    """Return all runs of a sweep, also those that have failed or are not at their end."""
     found = {path.parent for path in directory.glob(f"*/{files.SUMMARY}")}
     found |= {path.parent.parent for path in directory.glob("*/.hydra/overrides.yaml")}
     return [standing_in(Run(path)) for path in sorted(found)]
 
 
 def standing_in(run: Run) -> Run:
-    """The run of another sweep that the job's directory names, if it names one and there is no run of its own."""
+    """Return the run of another sweep that the job's directory names, if it names one and there is no run of its
+    own."""
     other = None if run.finished else noted(run.directory)
     return run if other is None else Run(other, tuple(run.overrides))
 
 
 def load_runs(directory: Path) -> list[Run]:
-    """All that are over; a job that failed is none."""
+    """Return all runs that are over; a job that failed is none."""
     return [run for run in load_jobs(directory) if run.finished]
 
 
@@ -124,7 +126,7 @@ def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
 
 
 def cells(sweep: Sweep, jobs: Sequence[Run]) -> pd.DataFrame:
-    """The tidy table: a row for every printed value, whether it has been run or not."""
+    """Return the tidy table: a row for every printed value, whether it has been run or not."""
     printed = printed_cells(sweep)
     runs = [run for run in jobs if run.finished]
     mine: dict[int, list[Found]] = {i: [] for i in range(len(printed))}
@@ -142,7 +144,7 @@ def cells(sweep: Sweep, jobs: Sequence[Run]) -> pd.DataFrame:
 
 
 def released_code() -> dict[tuple[str, ...], str]:
-    """What the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`, by `released_key`."""
+    """Return what the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`, by `released_key`."""
     with RELEASED.open(encoding="utf-8", newline="") as file:
         return {released_key(row): f"{row['value']} ({row['of']})" for row in csv.DictReader(file)}
 
@@ -155,7 +157,7 @@ def released_key(row: Mapping[str, str]) -> tuple[str, ...]:
 def matches(
     printed: Sequence[Mapping[str, str]], block: Block, fields: Mapping[str, str]
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The printed values of a run, with what to measure for each."""
+    """Yield the printed values of a run, with what to measure for each."""
     for measure in block.measures:
         wanted = dict(fields) | {key: str(measure[key]) for key in ("metric", "setting") if key in measure}
         for i, row in enumerate(printed):
@@ -164,8 +166,8 @@ def matches(
 
 
 def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
-    """One row of the tidy table. Runs of different protocols are never put together: those at the sweep's own stand
-    there or, where there are none, the largest group that was run at another."""
+    """Return one row of the tidy table. Runs of different protocols are never put together: those at the sweep's own
+    stand there or, where there are none, the largest group that was run at another."""
     row = context.row
     protocols: dict[tuple[str, ...], list[Found]] = {(): []}
     for run, measure in jobs:
@@ -223,8 +225,8 @@ def scaled(found: Noise, scale: float) -> Noise:
 
 
 def plain_values(runs: Sequence[Run], metric: str, scale: float) -> dict[str, float | None]:
-    """Of the plain test, whatever the rule: the last round, the mean of the last ten and its standard error, each as a
-    mean over seeds; None for what is neither accuracy nor forgetting."""
+    """Return the values of the plain test, whatever the rule: the last round, the mean of the last ten and its standard
+    error, each as a mean over seeds; None for what is neither accuracy nor forgetting."""
     names = {"plain_last": PLAIN_LAST, "plain_last10": PLAIN_LAST_TEN}
     found: dict[str, float | None] = dict.fromkeys((*names, "plain_error"))
     for name, rule in names.items():
@@ -237,7 +239,7 @@ def plain_values(runs: Sequence[Run], metric: str, scale: float) -> dict[str, fl
 
 
 def origin(runs: Sequence[Run]) -> dict[str, str]:
-    """Seeds, commits and hardware of runs, as far as they are known."""
+    """Return the seeds, commits and hardware of runs, as far as they are known."""
     seeds = sorted({int(run.summary["seed"]) for run in runs if run.summary.get("seed") is not None})
     commits = sorted({str(run.summary["commit"])[:7] for run in runs if run.summary.get("commit")})
     machines = sorted({machine(run.summary["hardware"]) for run in runs if run.summary.get("hardware")})
@@ -245,13 +247,13 @@ def origin(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
-    """Such as `AMD EPYC (cpu, fp32)`."""
+    """Return the hardware of a run, such as `AMD EPYC (cpu, fp32)`."""
     return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a value may need beside its own run."""
+    """Context of a value beyond its own run."""
 
     sweep: Sweep
     row: Mapping[str, str]
@@ -259,11 +261,13 @@ class Context:
     runs: Sequence[Run]
 
     def protocol(self, run: Run) -> list[str]:
-        """How a run departs from the protocol of the printed table: other knobs, or other data under the same name."""
+        """Return how a run departs from the protocol of the printed table: other knobs, or other data under the same
+        name."""
         return protocol_of(self.sweep, run.overrides) + other_data(run.summary, run.overrides)
 
     def value(self, run: Run, measure: Mapping[str, Any]) -> float | None:
-        """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no number."""
+        """Return our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no
+        number."""
         kind = measure["value"]
         match kind:
             case "accuracy" | "forgetting":
@@ -284,14 +288,14 @@ class Context:
         return None
 
     def printed_target(self) -> float:
-        """Flashback's A of this setting."""
+        """Return Flashback's A of this setting."""
         same = ("dataset", "partition_param")
         found = [r for r in self.printed if r["metric"] == "target_accuracy" and all(r[k] == self.row[k] for k in same)]
         return float(found[0]["value"])
 
     def against_fedavg(self, run: Run, speedup: bool) -> float | None:
-        """Rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
-        protocol; or how many times fewer than FedAvg's number of rounds."""
+        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the
+        same protocol; or how many times fewer than FedAvg's number of rounds."""
         fedavg, protocol = [], self.protocol(run)
         for other in self.runs:
             found = cell_of(self.sweep, other.overrides)

@@ -21,7 +21,7 @@ class Found:
 
 
 def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) -> list[Found]:
-    """Runs that other sweeps have made and that stand in the tables of this one.
+    """Return the runs that other sweeps have made and that stand in the tables of this one.
 
     directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted."""
     configs = {path: config_of(path) for path in finished_runs(directory) if path not in own}
@@ -42,13 +42,13 @@ def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) ->
 
 
 def kind_of(config: Mapping[str, Any]) -> tuple[str, str]:
-    """(data set, algorithm), the options."""
+    """Return (data set, algorithm), the options."""
     choices = config.get("choices") or {}
     return str(choices.get("dataset")), str(choices.get("algorithm"))
 
 
 def jobs_of(sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """`alike` of every job of a sweep with one of these data sets and algorithms -> its overrides.
+    """Map `alike` of every job of a sweep with one of these data sets and algorithms to its overrides.
 
     Composing is what takes the time, a tenth of a second a job, so the others are left out by their overrides."""
     from hydra import compose, initialize_config_dir
@@ -69,7 +69,7 @@ def jobs_of(sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]) -> dict
 
 @cache
 def dataset_of(conf: Path, experiment: str) -> str:
-    """The data set that an option of the group `experiment` chooses; "" where there is none."""
+    """Return the data set that an option of the group `experiment` chooses; "" where there is none."""
     path = conf / "experiment" / f"{experiment}.yaml"
     if not path.is_file():
         return ""

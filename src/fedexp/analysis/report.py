@@ -35,12 +35,12 @@ COLUMNS = {  # column -> how it is printed
     "mb_up_per_client": "{:.2f}",
     "mb_down_per_client": "{:.2f}",
 }
-OF_TASKS = ("scenario", "partition")  # these only in a table with streams of tasks
+OF_TASKS = ("scenario", "partition")  # these only in a table with runs of continual learning
 
 
 def columns(tasks: int) -> dict[str, str]:
-    """Column -> how it is printed, where the longest stream has so many tasks (0: none is a stream). Both accuracies
-    after each task from the second on: after the first they are one, and CFeD's tables leave it out."""
+    """Return column -> how it is printed, where the longest sequence has so many tasks (0: there is none). Both
+    accuracies after each task from the second on: after the first they are one, and CFeD's tables leave it out."""
     if not tasks:
         return {name: form for name, form in COLUMNS.items() if name not in OF_TASKS}
     after = [f"{kind}_task{task}" for task in range(2, tasks + 1) for kind in ("average", "new")]
@@ -54,8 +54,8 @@ def runs(directories: Sequence[Path]) -> Iterator[Path]:
 
 
 def row(directory: Path) -> dict[str, Any]:
-    """One run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange in a
-    round; tasks: how many were learned to their end, 0 without a stream."""
+    """Return the row of one run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's
+    exchange in a round; tasks: how many were learned to their end, 0 without tasks."""
     summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
     rounds = pd.read_csv(directory / files.ROUNDS)
     trained = rounds[rounds["round"] >= 1]
@@ -76,7 +76,7 @@ def row(directory: Path) -> dict[str, Any]:
 
 
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each run, the overrides that not all runs on its data set share, without what other columns say."""
+    """Return, for each run, the overrides that not all runs on its data set share, without what other columns say."""
     said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
             "figures", "eval_interval", "test_views")  # fmt: skip
     own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
@@ -97,7 +97,7 @@ def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
 
 
 def sweep_reports(directories: Sequence[Path], figures: bool) -> int:
-    """Writes the report of each sweep and prints its table."""
+    """Write the report of each sweep and print its table."""
     for directory in directories:
         paths = write_report(directory, figures)
         if not paths:

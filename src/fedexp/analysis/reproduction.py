@@ -30,7 +30,7 @@ HOW = (
 
 
 def read_table(path: Path) -> pd.DataFrame | None:
-    """A committed table.csv, text as text; None where there is none."""
+    """Read a committed table.csv, text as text; None where there is none."""
     if not path.exists():
         return None
     table = pd.read_csv(path, keep_default_na=False, dtype=str)
@@ -40,7 +40,7 @@ def read_table(path: Path) -> pd.DataFrame | None:
 
 
 def document(root: Path) -> str:
-    """REPRODUCTION.md of a checkout."""
+    """Return REPRODUCTION.md of a checkout."""
     folder, names = root / "docs" / "reproduction", list_options("sweep", [conf_directory()])
     notes = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))}
     sweeps = [load_sweep(name, [conf_directory()]) for name in names]
@@ -57,7 +57,7 @@ def document(root: Path) -> str:
 
 
 def facts(sweep: Sweep, table: pd.DataFrame | None) -> list[str]:
-    """A row of the overview."""
+    """Return a row of the overview."""
     printed = [row for row in compare.printed_cells(sweep) if row["method"] != "(all)"]
     if table is None:
         return [str(len(printed) or "-"), "not run", "", "", "", "", ""]
@@ -83,12 +83,12 @@ def facts(sweep: Sweep, table: pd.DataFrame | None) -> list[str]:
 
 
 def changes(table: pd.DataFrame) -> str:
-    """In what knobs runs differ from the sweep's."""
+    """Return the knobs in which runs differ from the sweep's."""
     return "; ".join(f"`{text}`" for text in table["changes"].unique() if text)
 
 
 def seeds(table: pd.DataFrame) -> str:
-    """How many runs a value has, and which seeds they are."""
+    """Return the number of runs of a value, and their seeds."""
     numbers = sorted({int(n) for n in table.loc[table["n"] > 0, "n"]})
     if not numbers:
         return ""
@@ -101,12 +101,12 @@ def origin(table: pd.DataFrame, *columns: str) -> list[str]:
 
 
 def distinct(values: pd.Series, separator: str) -> list[str]:
-    """The parts of all values, each once."""
+    """Return the parts of all values, each once."""
     return sorted({part for value in values for part in str(value).split(separator) if part})
 
 
 def section(sweep: Sweep, table: pd.DataFrame | None, note: str) -> str:
-    """Heading (that of the note, where it has one), what was run, the table, the note."""
+    """Return a section: heading (that of the note, where it has one), what was run, the table, the note."""
     first, _, rest = note.partition("\n")
     title, text = (first, rest.strip()) if first.startswith("#") else (f"## {sweep.title}", note)
     parts = [title]

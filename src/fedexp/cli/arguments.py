@@ -12,7 +12,7 @@ from fedexp.core.errors import ConfigError, nearest
 
 
 def config_directories(arguments: list[str]) -> list[Path]:
-    """The user's own groups (`--config-dir`)."""
+    """Return the user's own groups (`--config-dir`)."""
     found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
     found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
     return [Path(directory) for directory in found]
@@ -26,7 +26,7 @@ class Asked(NamedTuple):
 
 
 def sort_out(arguments: list[str]) -> Asked:
-    """Takes out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
+    """Take out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
     from fedexp.analysis.sweep import launches, load_sweep
     from fedexp.config.options import ONE_OPTION, PRESETS, list_groups
     from fedexp.config.overrides import check_names
@@ -56,7 +56,7 @@ def sort_out(arguments: list[str]) -> Asked:
 
 
 def expand_resume(arguments: list[str]) -> list[str]:
-    """`resume=DIR` means: the overrides that DIR was started with, in DIR."""
+    """Expand `resume=DIR` to the overrides that DIR was started with, in DIR."""
     from fedexp.config.options import PRESETS, list_groups
     from fedexp.rundir.links import require_run_directory
 
@@ -81,7 +81,8 @@ def expand_resume(arguments: list[str]) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """A value that Hydra and OmegaConf read as this text, whatever quotes, backslashes or `${` are in it."""
+    """Write a value so that Hydra and OmegaConf read it as this text, whatever quotes, backslashes or `${` are in
+    it."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     if "${" in text:  # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
@@ -103,7 +104,8 @@ FLAGS = WITH_VALUE | {
 
 
 def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(flags with their values, overrides), which users write in any order. Raises ConfigError for an unknown flag."""
+    """Split into (flags with their values, overrides), which users write in any order. Raises ConfigError for an
+    unknown flag."""
     flags, overrides, rest = [], [], deque(arguments)
     while rest:
         argument = rest.popleft()

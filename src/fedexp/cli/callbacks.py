@@ -1,4 +1,4 @@
-"""What Hydra tells at both ends of a sweep: its launchers may run jobs in other processes, on other machines."""
+"""Callbacks of Hydra at both ends of a sweep: its launchers may run jobs in other processes, on other machines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ class Sweeps(Callback):
     """What conf/config.yaml has Hydra call."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Hydra would write its files over those of a run that is there, before it can be refused."""
+        """Stop in time: Hydra would write its files over those of a run that is there, before it can be refused."""
         with read_write(config), open_dict(config):
             config.hydra.output_subdir = None
 
@@ -71,7 +71,7 @@ class Sweeps(Callback):
 
 
 def failures(sweep: Path) -> dict[Path, Mark]:
-    """The reports of failed jobs, with what tells a new one from an old one, whatever the clock says."""
+    """Return the reports of failed jobs, with what tells a new one from an old one, whatever the clock says."""
     paths = [*sweep.glob(f"*/{ERROR}"), *sweep.glob(f"{NOTES}/*.json")]
     found = ((path, path.stat()) for path in paths)
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}

@@ -61,7 +61,7 @@ def subcommands_text() -> str:
 
 
 def groups_text(conf: Path, extra: list[Path]) -> str:
-    """Every group with its options and their one-line descriptions; the default is starred."""
+    """Return every group with its options and their one-line descriptions; the default is starred."""
     chosen = defaults(conf)
     lines = ["Groups (* = default)"]
     for group in list_groups([conf, *extra]):
@@ -74,7 +74,7 @@ def groups_text(conf: Path, extra: list[Path]) -> str:
 
 
 def presets_text(conf: Path, extra: list[Path]) -> str:
-    """The papers' settings and tables, by name."""
+    """Return the papers' settings and tables, by name."""
     experiments = list_options("experiment", [conf, *extra])
     lines = ["Settings of the papers: experiment=<name>"]
     for paper in dict.fromkeys(name.partition("/")[0] for name in experiments):
@@ -90,7 +90,7 @@ def presets_text(conf: Path, extra: list[Path]) -> str:
 
 
 def defaults(conf: Path) -> dict[str, str]:
-    """group -> option in the defaults list, read without a yaml parser to stay quick."""
+    """Return group -> option in the defaults list, read without a yaml parser to stay quick."""
     chosen = {}
     for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("  - ") and ":" in line and "override" not in line:
@@ -100,7 +100,7 @@ def defaults(conf: Path) -> dict[str, str]:
 
 
 def description(path: Path) -> str:
-    """The first comment line of an option that is not Hydra's package line."""
+    """Return the first comment line of an option that is not Hydra's package line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ").strip()

@@ -1,4 +1,4 @@
-"""One job as Hydra hands it over: where it runs, its exit code, and what is left of it when it fails."""
+"""One job as Hydra hands it over: its directory, its exit code, and what is left of it when it fails."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_job(config: Any) -> int:
-    """One job of a run or sweep; the exit code that it stands for."""
+    """Run one job of a run or sweep; return its exit code."""
     from hydra.core.hydra_config import HydraConfig
 
     console.install()
@@ -116,7 +116,7 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
 
 
 def go_to(directory: Path) -> None:
-    """The directory that the command was given in, where relative paths begin; Ray starts jobs in another one."""
+    """Go to the directory that the command was given in, where relative paths begin; Ray starts jobs in another one."""
     try:
         os.chdir(directory)
     except OSError as error:
@@ -147,14 +147,14 @@ def log_to_console() -> None:
 
 
 def remove_hydras(directory: Path, hydra_config: Any) -> None:
-    """The empty log that Hydra itself makes before a job begins, where it is asked to (hydra/job_logging)."""
+    """Remove the empty log that Hydra itself makes before a job begins, where it is asked to (hydra/job_logging)."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:
-    """Takes back the directories that Hydra made for a run that never began; of parents only those below `here`."""
+    """Take back the directories that Hydra made for a run that never began; of parents only those below `here`."""
     for candidate in (directory, *directory.parents):
         if candidate != directory and here not in candidate.parents:
             return
@@ -165,14 +165,14 @@ def remove_if_empty(directory: Path, here: Path) -> None:
 
 
 def holds_a_run(directory: Path) -> bool:
-    """Whether somebody's run is there, of which a job that is refused must change nothing."""
+    """Return whether somebody's run is there, of which a job that is refused must change nothing."""
     from fedexp.rundir import files
 
     return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(directory)
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether there is a summary that is not the record of a failure."""
+    """Return whether there is a summary that is not the record of a failure."""
     from fedexp.rundir import files
 
     try:
@@ -185,7 +185,7 @@ def is_finished(directory: Path) -> bool:
 
 
 def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
-    """Tells the process that launched the sweep what can or must not be written into the job's directory."""
+    """Tell the process that launched the sweep what can or must not be written into the job's directory."""
     from fedexp.cli.callbacks import NOTES
     from fedexp.core import storage
 
@@ -198,7 +198,7 @@ def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
 
 
 def record_failure(job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True) -> str:
-    """error.txt and a summary that says `failed`, in the job's own directory; returns where the report is.
+    """Write error.txt and a summary that says `failed`, in the job's own directory; return where the report is.
 
     sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False for a job that was
     refused where another run is. What is finished is never written over.

@@ -100,7 +100,7 @@ def information(arguments: list[str]) -> str | None:
 
 
 def here() -> str:
-    """The working directory; an empty text where it has been removed."""
+    """Return the working directory; an empty text where it has been removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -108,12 +108,12 @@ def here() -> str:
 
 
 def surrogate(text: str) -> bool:
-    """Whether it stands for bytes that are no text."""
+    """Return whether a character stands for bytes that are no text."""
     return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def run_hydra(arguments: list[str]) -> int:
-    """Hands over to Hydra and turns what comes back into an exit code."""
+    """Hand over to Hydra and turn what comes back into an exit code."""
     import hydra
 
     from fedexp.cli.callbacks import SweepWatch
@@ -188,8 +188,8 @@ def check_flags(arguments: list[str]) -> None:
 
 @contextmanager
 def words_of_hydra(shown: Collection[str]) -> Iterator[None]:
-    """Where a configuration is only shown, what Hydra says before it exits by itself (of a `--package` that is not
-    there) becomes one message of ours."""
+    """Turn what Hydra says before it exits by itself (of a `--package` that is not there) into one message of ours,
+    where a configuration is only shown."""
     said = io.StringIO()
     try:
         with redirect_stderr(said) if shown else nullcontext():

@@ -13,7 +13,7 @@ from fedexp.core.storage import shorten
 
 
 def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
-    """Lists the jobs of a sweep and runs none."""
+    """List the jobs of a sweep and run none."""
     from fedexp.cli.preview import measurements, plan, show
 
     jobs = plan(lists, conf_directory(), extra)
@@ -23,7 +23,7 @@ def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
-    """At the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
+    """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
     from fedexp.analysis.aggregate import mark, write_report
     from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
 
@@ -78,7 +78,7 @@ def error_in(note: Path) -> str:
 
 
 def failure_code(path: Path) -> int:
-    """As `record_failure` has left it."""
+    """Return the exit code of a failed job as `record_failure` has left it."""
     try:
         return int(json.loads(path.read_text(encoding="utf-8"))["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -86,7 +86,7 @@ def failure_code(path: Path) -> int:
 
 
 def broken(error: Exception, directory: Path, launcher: str) -> str:
-    """For an error of the launcher itself; those of jobs end in `run_job`."""
+    """Return the exit code for an error of the launcher itself; those of jobs end in `run_job`."""
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\n"

@@ -40,7 +40,7 @@ class Planned:
 
     @property
     def rounds(self) -> int:
-        """Of one task, where there are several."""
+        """Return the number of rounds of one task, where there are several."""
         own = (self.config.get("scenario") or {}).get("rounds_per_task")  # by default an interpolation of `rounds`
         return own if isinstance(own, int) else int(self.config.get("rounds", 0))
 
@@ -60,7 +60,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job will take."""
+    """Estimate of what a job will take."""
 
     seconds: float
     disk: float  # bytes
@@ -69,7 +69,7 @@ class Estimate:
 
 
 def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> list[Planned]:
-    """All jobs of these multiruns, each directory once."""
+    """Plan all jobs of these multiruns, each directory once."""
     search = [f"hydra.searchpath=[{','.join(f'file://{folder.resolve()}' for folder in extra)}]"] if extra else []
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
@@ -84,7 +84,8 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
 
 
 def status(job: Planned) -> str:
-    """completed, diverged, failed, running, `interrupted at r`, or new. A run of another sweep may stand for it."""
+    """Return the status: completed, diverged, failed, running, `interrupted at r`, or new. A run of another sweep may
+    stand for it."""
     if is_occupied(job.directory):
         return "running"
     directory = noted(job.directory) or job.directory
@@ -97,7 +98,7 @@ def status(job: Planned) -> str:
 
 
 def measurements(folders: Sequence[Path]) -> list[Measured]:
-    """Of all runs below these folders that have finished a round."""
+    """Return the measurements of all runs below these folders that have finished a round."""
     found = []
     for path in sorted(file for folder in folders if folder.is_dir() for file in folder.rglob(files.ROUNDS)):
         try:
@@ -112,7 +113,7 @@ def measurements(folders: Sequence[Path]) -> list[Measured]:
 
 
 def measure(directory: Path, config: Mapping[str, Any], seconds: float, rounds: int) -> Measured:
-    """A run directory of so many rounds."""
+    """Measure a run directory of so many rounds."""
     sizes = {file.relative_to(directory): file.stat().st_size for file in directory.rglob("*") if file.is_file()}
     states = [size for file, size in sizes.items() if file.is_relative_to(files.CLIENT_STATES)]
     growing = sum(size for file, size in sizes.items() if str(file) in GROWING)
@@ -130,7 +131,7 @@ def measure(directory: Path, config: Mapping[str, Any], seconds: float, rounds: 
 
 
 def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None, bool]:
-    """(a run with the same work, whether its algorithm is the same too)."""
+    """Return the closest run as (a run with the same work, whether its algorithm is the same too)."""
     wanted = work_of(job.config)
     like = [run for run in measured if work_of(run.config) == wanted]
     same = [run for run in like if target(run.config, "algorithm") == target(job.config, "algorithm")]
@@ -138,7 +139,7 @@ def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None
 
 
 def work_of(config: Mapping[str, Any]) -> list[Any]:
-    """What decides the cost of a round, but the algorithm."""
+    """Return what decides the cost of a round, but the algorithm."""
     values = OmegaConf.create(dict(config))
     chosen = [OmegaConf.select(values, key, throw_on_resolution_failure=False) for key in WORK]
     chosen[0] = OmegaConf.select(values, "dataset.name")
@@ -150,7 +151,7 @@ def target(config: Mapping[str, Any], group: str) -> str:
 
 
 def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate | None:
-    """From the closest run; None without one."""
+    """Estimate from the closest run; None without one."""
     run, same = closest(job, measured)
     if run is None:
         return None
@@ -162,7 +163,7 @@ def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate
 
 
 def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> None:
-    """Prints a line a job, what is left in all, and as the last line `N jobs: D done, ...`."""
+    """Print a line a job, what is left in all, and as the last line `N jobs: D done, ...`."""
     counts: Counter[str] = Counter()
     found: list[Estimate] = []
     unknown = 0

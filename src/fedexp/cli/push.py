@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp push") -> i
 
 
 def expand(directories: Sequence[Path]) -> list[Path]:
-    """A sweep as its runs and itself."""
+    """Expand a sweep to its runs and itself."""
     found: list[Path] = []
     for directory in directories:
         if is_sweep(directory):
@@ -66,7 +66,7 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Whether W&B has taken all of it."""
+    """Push a directory; return whether W&B has taken all of it."""
     if is_sweep(directory):
         return push_tables(directory, config_of_sweep(directory), changes, new)
     run = FinishedRun(directory)
@@ -76,7 +76,7 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
 
 
 def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str, Any], new: bool = False) -> bool:
-    """The tables of a sweep as a W&B run of their own. config: of one of its runs."""
+    """Push the tables of a sweep as a W&B run of their own. config: of one of its runs."""
     name = directory.absolute().name
     tables = {Path(file).stem: pd.read_csv(directory / file) for file in TABLES if (directory / file).exists()}
     info = RunInfo(
@@ -99,19 +99,19 @@ def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str
 
 
 def config_of_sweep(directory: Path) -> dict[str, Any]:
-    """The configuration of the newest run of a sweep."""
+    """Return the configuration of the newest run of a sweep."""
     paths = sorted(directory.glob(f"*/{files.CONFIG}"), key=lambda path: path.stat().st_mtime)
     return yaml.safe_load(paths[-1].read_text(encoding="utf-8")) if paths else {}
 
 
 def is_tracked(config: Mapping[str, Any]) -> bool:
-    """Whether a run with this configuration is logged to W&B."""
+    """Return whether a run with this configuration is logged to W&B."""
     node = config.get("tracker") or {}
     return node.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}" and node.get("mode") != "disabled"
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
-    """The tracker of a run's configuration, else the default one, with changes."""
+    """Return the tracker of a run's configuration, else the default one, with changes."""
     values = yaml.safe_load((conf_directory() / "tracker" / "wandb.yaml").read_text(encoding="utf-8"))
     values |= (config.get("tracker") or {}) if is_tracked(config) else {}
     values |= changes
@@ -120,7 +120,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 
 
 def former_id(directory: Path) -> str | None:
-    """The id of the newest W&B run below a directory: of `run-<time>-<id>` or `offline-run-<time>-<id>`."""
+    """Return the id of the newest W&B run below a directory: of `run-<time>-<id>` or `offline-run-<time>-<id>`."""
     times = {path: path.name.removeprefix("offline-").split("-") for path in (directory / "wandb").glob("*run-*-*")}
     newest = max(times.values(), default=None, key=lambda parts: parts[1])
     return "-".join(newest[2:]) if newest else None

@@ -1,4 +1,4 @@
-"""What Hydra composes, checked before Hydra calls anything that it names.
+"""A check of what Hydra composes, before Hydra calls anything that it names.
 
 Hydra instantiates the classes of `hydra.callbacks`, `hydra.launcher` and `hydra.sweeper`, and those of its two logging
 nodes, before the configuration of a run is looked at. The loader of this module takes the place of Hydra's own, also in
@@ -42,7 +42,7 @@ class CheckedRepository(ConfigRepository):
     """The groups of the configuration directories; an option outside of them is refused."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Raises ConfigError for a path that leaves the configuration directory."""
+        """Raise ConfigError for a path that leaves the configuration directory."""
         normal = posixpath.normpath(config_path.replace("\\", "/"))
         if normal.startswith(("/", "..")):
             raise ConfigError(f"{config_path}: lies outside the configuration directories; --config-dir adds one")
@@ -57,7 +57,7 @@ class CheckedLoader(ConfigLoaderImpl):
         self.repository = CheckedRepository(config_search_path)
 
     def load_configuration(self, *arguments: Any, **options: Any) -> DictConfig:
-        """Raises ConfigError where the configuration names a class for Hydra that is not to be trusted."""
+        """Raise ConfigError where the configuration names a class for Hydra that is not to be trusted."""
         config = super().load_configuration(*arguments, **options)
         check_called(config)
         return config
@@ -69,7 +69,7 @@ def install() -> None:
 
 
 def check_called(config: DictConfig) -> None:
-    """Raises ConfigError unless everything that Hydra will import is known, or named in a directory of the user's."""
+    """Raise ConfigError unless everything that Hydra will import is known, or named in a directory of the user's."""
     folders = [Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"]
     for key, name in called_names(config.hydra, "hydra"):
         if name not in KNOWN and (name.startswith("ext://") or not named_by(name, folders, NAMES)):
@@ -80,7 +80,8 @@ def check_called(config: DictConfig) -> None:
 
 
 def called_names(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """(key, name) of everything in a node of Hydra's that is imported when Hydra uses it, interpolations followed."""
+    """Yield (key, name) of everything in a node of Hydra's that is imported when Hydra uses it, interpolations
+    followed."""
     strict, last = key.split(".")[1:2] and key.split(".")[1] in CALLED, key.rpartition(".")[2]
     imported = last == "_target_" or (last in NAMES and "_logging." in key)
     if of_hydra.is_empty(node):
@@ -102,7 +103,7 @@ def called_names(node: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def followed(node: Any, key: str) -> Any:
-    """What an interpolation stands for; None for a text that is only known when the job runs (a directory)."""
+    """Follow an interpolation to its value; None for a text that is only known when the job runs (a directory)."""
     try:
         return of_hydra.resolved(node)
     except OmegaConfBaseException as error:

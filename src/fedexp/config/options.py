@@ -13,16 +13,20 @@ GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
 def list_groups(directories: list[Path]) -> list[str]:
-    """Config groups, in the order of the defaults list where they are in it."""
+    """Return the config groups, in the order of the defaults list where they are in it."""
     names = {p.name for directory in directories if directory.is_dir() for p in directory.iterdir() if p.is_dir()}
     order = ("dataset", "scenario", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
     return [name for name in order if name in names] + sorted(names - {*order, *PRESETS, "__pycache__", "hydra"})
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
-    """Also those in folders of the group, such as `fedntd/cifar10_s2` of `experiment`."""
+    """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of `experiment`.
+
+    A file whose name begins with `_` is what others have in common, and no option.
+    """
     folders = [directory / group for directory in directories]
-    return sorted({path.relative_to(f).with_suffix("").as_posix() for f in folders for path in f.rglob("*.yaml")})
+    paths = [(path, f) for f in folders for path in f.rglob("*.yaml") if not path.name.startswith("_")]
+    return sorted({path.relative_to(f).with_suffix("").as_posix() for path, f in paths})
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
@@ -51,7 +55,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
 
 
 def conf_directory() -> Path:
-    """conf/ inside the installed package, else the checkout's."""
+    """Return conf/ inside the installed package, else the checkout's."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "conf", package.parents[1] / "conf"):
         if (candidate / "config.yaml").exists():

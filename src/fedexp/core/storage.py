@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def shorten(path: Path) -> Path:
-    """Relative to the working directory where it lies below it."""
+    """Return the path relative to the working directory where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """What the system says against writing a file, as StorageError."""
+    """Raise what the system says against writing a file as StorageError."""
     try:
         yield
     except StorageError:
@@ -36,7 +36,7 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_of(path: Path) -> Iterator[Path]:
-    """A hidden name beside it, to be moved to its place when it is complete; see `remove_temporaries`."""
+    """Yield a hidden name beside the file, to be moved to its place when complete; see `remove_temporaries`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -46,7 +46,7 @@ def temporary_of(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:
-    """The file is either the old one or the whole new one, also after a crash or a loss of power.
+    """Write a file that is either the old one or the whole new one, also after a crash or a loss of power.
 
     sync_folder: its new entry in the folder, too, is on the disk before this returns. Raises StorageError.
     """
@@ -63,7 +63,7 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
 
 
 def sync(folder: Path) -> None:
-    """The entries of a folder, so that a file that was moved there stays there after a loss of power."""
+    """Sync the entries of a folder, so that a file that was moved there stays there after a loss of power."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows, where folders cannot be opened
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -86,7 +86,8 @@ def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
 
 
 def load_tree(path: Path, mapped: bool = False) -> "Tree":
-    """Checked, unless mapped: then it is read from the file when looked at, and never kept in memory for good."""
+    """Load a tree, checked, unless mapped: then it is read from the file when looked at, and never kept in memory for
+    good."""
     import torch
 
     if not mapped:
@@ -98,7 +99,7 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
 
 
 def check_tree(path: Path) -> None:
-    """Raises ConfigError unless the file is there and its records are those that were written (CRC-32)."""
+    """Raise ConfigError unless the file is there and its records are those that were written (CRC-32)."""
     try:
         with zipfile.ZipFile(path) as archive:
             wrong = archive.testzip()

@@ -41,7 +41,7 @@ def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[P
 
 
 def missing_figures(run_dir: Path) -> int:
-    """How many of the pictures that `make_figures` would write are not there."""
+    """Return the number of pictures that `make_figures` would write and are not there."""
     return sum(not (run_dir / "figures" / f"{name}.png").exists() for name, _ in _figures(load_run(run_dir)))
 
 

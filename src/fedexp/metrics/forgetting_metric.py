@@ -113,7 +113,7 @@ class ForgettingDegree(ForgettingMetric):
 
     xi: float  # small positive constant of the denominator
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.xi > 0, "forgetting_metric.xi", self.xi, "greater than 0")
 
     @property
@@ -241,7 +241,7 @@ class All(Composite):
 
     xi: float  # of ForgettingDegree
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.parts()  # checks xi
 
     def parts(self) -> Sequence[ForgettingMetric]:

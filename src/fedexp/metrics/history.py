@@ -1,4 +1,4 @@
-"""What every metric is computed from: class accuracies of the global and, where evaluated, of the local models."""
+"""The input of every metric: class accuracies of the global and, where evaluated, of the local models."""
 
 import csv
 import itertools

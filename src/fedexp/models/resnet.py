@@ -10,20 +10,19 @@ from torch import nn
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.tree import Params
-from fedexp.models import Output, slim_channels
+from fedexp.models import Model, Output, slim_channels
 
 DEPTHS = (18, 34, 50, 101, 152)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarResNet:
+class CifarResNet(Model):
     """3x3 stem without pooling, one basic block a stage, every batch norm on the statistics of the batch at hand.
 
     The norms keep no running statistics, in training and in evaluation alike: the model has no buffers, nothing but
     weights is averaged, and its test accuracy depends (slightly) on how the test set is cut into batches.
     """
 
-    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = False
 
@@ -94,7 +93,7 @@ class _BasicBlock(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchvisionResNet:
+class TorchvisionResNet(Model):
     """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random initialisation or
     with weights from a file.
 
@@ -102,7 +101,6 @@ class TorchvisionResNet:
     pixel, so PyTorch refuses a training batch of a single example there.
     """
 
-    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = False
 
@@ -166,13 +164,12 @@ class TorchvisionModule(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottleneckResNet:
+class BottleneckResNet(Model):
     """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with ordinary batch norm.
 
     `blocks` of 6 in 3 stages make ResNet-56.
     """
 
-    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = False
 

@@ -23,12 +23,14 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def exact(config: Mapping[str, Any]) -> str:
-    """Equal for configurations that have the same result. The only place that says when two runs are the same."""
+    """Return a key that is equal for configurations with the same result. The only place that says when two runs are
+    the same."""
     return fingerprint(config)
 
 
 def alike(config: Mapping[str, Any]) -> str:
-    """Equal for runs that stand in the same cell of a table, with other seeds or on other hardware."""
+    """Return a key that is equal for runs that stand in the same cell of a table, with other seeds or on other
+    hardware."""
     kept = {key: value for key, value in config.items() if key not in OPEN}
     dataset = kept.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
@@ -37,8 +39,8 @@ def alike(config: Mapping[str, Any]) -> str:
 
 
 def finished_runs(directory: Path) -> Iterator[Path]:
-    """The directories of all runs that are over below the `multirun` directory in which a sweep's directory (or one
-    within it) lies, in the order of their names; none where it lies in no `multirun`."""
+    """Yield the directories of all runs that are over below the `multirun` directory in which a sweep's directory (or
+    one within it) lies, in the order of their names; none where it lies in no `multirun`."""
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
         names.sort()
@@ -49,7 +51,7 @@ def finished_runs(directory: Path) -> Iterator[Path]:
 
 
 def config_of(directory: Path) -> dict[str, Any]:
-    """The configuration of a run; {} where it cannot be read."""
+    """Return the configuration of a run; {} where it cannot be read."""
     try:
         config = yaml.load((directory / files.CONFIG).read_text(encoding="utf-8"), Loader=LOADER)
     except (OSError, ValueError, yaml.YAMLError):
@@ -58,21 +60,21 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 def complete(directory: Path, config: Mapping[str, Any]) -> Path | None:
-    """The run elsewhere that makes the job of this directory needless; None where there is none."""
+    """Return the run elsewhere that makes the job of this directory needless; None where there is none."""
     wanted = exact(config)
     others = (other for other in finished_runs(directory) if other != directory.absolute())
     return next((other for other in others if exact(config_of(other)) == wanted), None)
 
 
 def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
-    """Writes into the directory of a job which run stands for it."""
+    """Write into the directory of a job which run stands for it."""
     text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
     storage.write_atomically(directory / ".hydra" / "overrides.yaml", text)
     storage.write_json(directory / NOTE, {"run": os.path.relpath(other, directory)})
 
 
 def noted(directory: Path) -> Path | None:
-    """The finished run that stands for the job of this directory, as noted there."""
+    """Return the finished run that stands for the job of this directory, as noted there."""
     try:
         other = directory / json.loads((directory / NOTE).read_text(encoding="utf-8"))["run"]
     except (OSError, ValueError, KeyError, TypeError):

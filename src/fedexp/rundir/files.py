@@ -11,7 +11,7 @@ ERROR = "error.txt"
 
 
 def remove_temporaries(directory: Path) -> None:
-    """What a run that was killed while it wrote has left behind."""
+    """Remove what a run that was killed while it wrote has left behind."""
     for folder in (".", ".hydra", "checkpoint", CLIENT_STATES, "figures"):
         for path in (directory / folder).glob(".*.tmp"):
             if not path.is_dir():
@@ -19,7 +19,7 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """The summary of a run that has come to its end; None where there is more to do."""
+    """Return the summary of a run that has come to its end; None where there is more to do."""
     try:
         summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -106,7 +106,7 @@ def sections() -> "list[Section]":
 
 
 def specification(made: "Workspace") -> dict[str, Any]:
-    """What W&B is sent."""
+    """Return the specification that W&B is sent."""
     return made._model.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 

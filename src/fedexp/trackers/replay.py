@@ -58,7 +58,7 @@ class FinishedRun:
         return content
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        """Those of rounds.csv; None where a cell is empty or has no finite number."""
+        """Yield the rows of rounds.csv; None where a cell is empty or has no finite number."""
         path = self.directory / files.ROUNDS
         try:
             with path.open(newline="", encoding="utf-8") as file:
@@ -71,7 +71,7 @@ class FinishedRun:
 
     @property
     def total_rounds(self) -> int:
-        """That were asked for, of all tasks."""
+        """Return the number of rounds that were asked for, of all tasks."""
         per_task = (self.config.get("scenario") or {}).get("rounds_per_task") or self.config["rounds"]
         return per_task * (1 + len(later_partitions(self.directory)))
 
@@ -80,7 +80,7 @@ class FinishedRun:
         return tuple(map(str, load_npz(self.directory / files.PARTITION)["classes"]))
 
     def info(self, wandb_id: str | None) -> RunInfo:
-        """What a tracker is told first."""
+        """Return what a tracker is told first."""
         return RunInfo.of(
             self.directory,
             self.config,
@@ -92,7 +92,7 @@ class FinishedRun:
         )
 
     def records(self) -> Iterator[RoundRecord]:
-        """What it is told of each round."""
+        """Yield what a tracker is told of each round."""
         accuracy = dict(zip(self.history.rounds, self.history.class_accuracy, strict=True))
         for row in self.rows:
             values, here = {k: v for k, v in row.items() if k != "round"}, row["round"]
@@ -100,7 +100,7 @@ class FinishedRun:
             yield RoundRecord(here, values, accuracy.get(here), self.history.upto(here), further)
 
     def figures(self) -> list[Path]:
-        """Those that are there, drawn anew where there are none although the run was to have them."""
+        """Return the pictures that are there, drawn anew where there are none although the run was to have them."""
         drawn = sorted((self.directory / "figures").glob("*.png"))
         return drawn or (make_figures(self.directory) if self.config.get("figures", True) else [])
 

@@ -43,7 +43,7 @@ log = logging.getLogger("fedexp")
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line knows of a job."""
+    """Facts that the command line knows about a job."""
 
     config: DictConfig
     directory: Path
@@ -92,7 +92,7 @@ def train_run(job: Job) -> dict[str, Any]:
 
 
 def at_its_place(job: Job) -> Job:
-    """A job that is resumed, with relative paths of data as it was started with them."""
+    """Return a job that is resumed, with relative paths of data as it was started with them."""
     stored = job.directory / ".hydra" / "overrides.yaml"
     if job.sweep is not None or job.config.get("resume") is None or not stored.exists():
         return job
@@ -103,24 +103,24 @@ def at_its_place(job: Job) -> Job:
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """While the block runs, a GPU that few other jobs of this machine use is ours, where there are some."""
-    hardware = built.groups["hardware"]
+    """Hold a GPU that few other jobs of this machine use while the block runs, where there are some."""
+    hardware = built.hardware
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:
         yield built
         return
     with gpus.one_gpu(names, hardware.jobs_per_gpu) as number:
-        yield replace(built, groups={**built.groups, "hardware": replace(hardware, device=f"cuda:{number}")})
+        yield replace(built, hardware=replace(hardware, device=f"cuda:{number}"))
 
 
 def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bool, dict[str, Any] | None]:
-    """(whether there is something to go on from, the summary of a run that is over or None)."""
+    """Return (whether there is something to resume from, the summary of a run that is over or None)."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
         check_new(job.directory)
         return False, None
     if not resumed and not checkpoint.exists(job.directory):
-        return False, None  # a job of a sweep that is new, or that ended before it had anything to go on from
+        return False, None  # a job of a sweep that is new, or that ended before it had anything to resume from
     check_resume(job.directory, container)
     summary = finished_summary(job.directory)
     if summary is None:
@@ -189,7 +189,8 @@ def note_beginning(
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
-    """A damaged table cannot be made again from a state: it is kept, out of the way."""
+    """Say that the run begins anew: a damaged table cannot be made again from a state, so it is kept, out of the
+    way."""
     if saved is not None:
         checkpoint.set_tables_aside(directory)
         log.warning("%s; the run begins again, and what was there is kept in %s", saved.problem, directory / "damaged")
@@ -198,7 +199,7 @@ def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, bui
 
 
 def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> None:
-    """With what is lost: rounds that are in the tidy files and in no state that could be gone on from."""
+    """Say where the run resumes, and what is lost: rounds that are in the tidy files and in no state to resume from."""
     last = csv_files.last_round(directory)
     lost = ""
     if last is not None and last > after:
@@ -210,7 +211,7 @@ def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> No
 
 
 def place_states(experiment: Experiment, state: State) -> None:
-    """Decides where client states are kept, and says how much they are."""
+    """Decide where client states are kept, and say how large they are."""
     federation = experiment.stages[0].federation
     example = experiment.algorithm.client_init(experiment.initial, federation)
     if each := tree.num_bytes(example):
@@ -224,7 +225,7 @@ def recording(
     job: Job, built: Built, experiment: Experiment, state: State, info: RunInfo, saved: checkpoint.Saved | None
 ) -> Iterator[tuple[Recorder, list[Tracker]]]:
     """While the block runs, its rounds are recorded and tracked; closes all of it whatever happens."""
-    tracker: Tracker = built.groups["tracker"].create()
+    tracker: Tracker = built.tracker.create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     going_on = None if saved is None else saved.state
     recorder = Recorder(job.directory, experiment, trackers, None if going_on is None else going_on["lengths"])
@@ -279,7 +280,7 @@ def check_new(directory: Path) -> None:
 
 
 def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
-    """Makes sure that the run there was begun with this configuration."""
+    """Make sure that the run there was begun with this configuration."""
     if differing := origin.differences(directory, read_config(directory), container):
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
 
@@ -298,7 +299,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_partition(directory: Path, experiment: Experiment) -> None:
-    """The data must still give the partitions that the run began with."""
+    """Raise ConfigError unless the data still give the partitions that the run began with."""
     from fedexp.data.partition import Partition
 
     for name, stage in partition_files(experiment).items():
@@ -307,7 +308,7 @@ def check_partition(directory: Path, experiment: Experiment) -> None:
 
 
 def partition_files(experiment: Experiment) -> dict[str, Stage]:
-    """File name -> the task whose partition it holds."""
+    """Return file name -> the task whose partition it holds."""
     names = [files.PARTITION, *(task_partition(number) for number in range(2, len(experiment.stages) + 1))]
     return dict(zip(names, experiment.stages, strict=True))
 
@@ -324,7 +325,7 @@ class RunLog(logging.FileHandler):
     """run.log, which a full disk cuts short: the console has its lines too, and files that matter say it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Not a traceback for every line."""
+        """Print no traceback for every line."""
 
     def close(self) -> None:
         with suppress(OSError):
@@ -349,7 +350,7 @@ def run_log(directory: Path) -> Iterator[None]:
 
 
 def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
-    """What the run was asked to do and which data each client has."""
+    """Write what the run was asked to do and which data each client has."""
     text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
     storage.write_atomically(job.directory / files.CONFIG, text)
     overrides = yaml.safe_dump(list(job.overrides), allow_unicode=True).encode()
@@ -376,7 +377,8 @@ def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state:
 
 
 def sweep_of(job: Job) -> str | None:
-    """The name of the sweep that the job belongs to, also where it is resumed alone: Hydra has left its file above."""
+    """Return the name of the sweep that the job belongs to, also where it is resumed alone: Hydra has left its file
+    above."""
     above = (path for path in list(job.directory.absolute().parents)[:2] if (path / "multirun.yaml").is_file())
     return job.sweep or next((path.name for path in above), None)
 

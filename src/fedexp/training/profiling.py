@@ -1,4 +1,4 @@
-"""`profile=true`: where the time of one round goes, operation by operation."""
+"""`profile=true`: how the time of one round is spent, operation by operation."""
 
 import gzip
 import logging

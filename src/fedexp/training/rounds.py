@@ -39,7 +39,7 @@ def run_rounds(experiment: Experiment, state: State, recorder: Recorder) -> Stat
 
 @subnormals_as_zero()
 def play_round(experiment: Experiment, state: State) -> RoundResult:
-    """Computes one round from a state that it leaves unchanged."""
+    """Compute one round from a state that it leaves unchanged."""
     clock, number = Clock(), state.round + 1
     algorithm, bench, info = experiment.algorithm, experiment.bench, experiment.stage_of(number).federation
     evaluated = number % experiment.settings.eval_interval == 0 or experiment.ends_task(number)
@@ -107,7 +107,7 @@ def evaluate(experiment: Experiment, server: Tree, number: int) -> dict[str, Eva
 
 
 def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[CohortResult]) -> list[dict[str, Any]]:
-    """Of neurons over this round, where a metric asks for it."""
+    """Compute the alignment of neurons over this round, where a metric asks for it."""
     if not experiment.metrics.needs_neurons:
         return []
     found = [local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)) for each in done]
@@ -115,5 +115,5 @@ def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[Coho
 
 
 def model_of(server: Tree) -> Tree:
-    """The global model alone."""
+    """Return the model alone, without the server's other state."""
     return {name: server[name] for name in ("params", "buffers")}

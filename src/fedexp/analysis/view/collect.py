@@ -121,7 +121,7 @@ class Files:
 
     @property
     def status(self) -> str:
-        """completed | diverged | failed | running | unfinished."""
+        """Return the status: completed | diverged | failed | running | unfinished."""
         if "status" in self.summary:
             return str(self.summary["status"])
         if (self.directory / files.ERROR).exists():
@@ -276,8 +276,8 @@ def measures(runs: Iterable[Files]) -> list[str]:
 
 
 def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, Any]:
-    """axis: place of the round numbers; curves: measure -> values; every: n where every n-th evaluated round is kept;
-    tasks: the last rounds of tasks that another one follows."""
+    """Return the curves as plain data. axis: place of the round numbers; curves: measure -> values; every: n where
+    every n-th evaluated round is kept; tasks: the last rounds of tasks that another one follows."""
     if table is None or table.empty:
         return {}
     columns = [str(name) for name in table if is_measure(str(name))]
@@ -299,7 +299,7 @@ def thin(length: int, most: int) -> tuple[np.ndarray, int]:
 
 
 def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str, Pool]) -> dict[str, Any] | None:
-    """Class accuracies: axis and classes as places, every as for curves, data: bytes [R, C] in base64."""
+    """Return the class accuracies: axis and classes as places, every as for curves, data: bytes [R, C] in base64."""
     if table is None or table.empty:
         return None
     table = table[np.isfinite(table["class"])]
@@ -320,8 +320,8 @@ def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str
 
 
 def configurations(runs: Sequence[Files]) -> list[dict[str, Any]]:
-    """For every key: its different values, and the place of each run's (-1: it has none; absent where all have the
-    first). Those that differ come first."""
+    """Return, for every key: its different values, and the place of each run's (-1: it has none; absent where all have
+    the first). Those that differ come first."""
     flat = [{key: as_typed(value) for key, value in flatten(run.config).items()} for run in runs]
     differing, same = [], []
     for key in dict.fromkeys(key for values in flat for key in values):
