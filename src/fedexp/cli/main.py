@@ -59,6 +59,11 @@ def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
 
                 print(help_text(conf_directory(), config_directories(arguments)))
                 return 0
+            if "--version" in arguments:
+                from fedexp.cli.version import version_text
+
+                print(version_text())
+                return 0
             if "--shell-completion" in arguments or "-sc" in arguments:
                 from fedexp.cli.completion import answer_shell
 
