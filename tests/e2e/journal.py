@@ -166,8 +166,8 @@ def disks(before: Moment, now: Moment) -> Iterator[tuple[str, Disk]]:
 
 
 def written(before: Moment, now: Moment) -> list[int]:
-    """The files whose content has changed. A file that was moved to a name has its own content."""
-    return [number for number, content in now.contents.items() if before.contents.get(number, b"") != content]
+    """The files whose content has changed. A file that was moved to a name has its own content, and a cut is whole."""
+    return [n for n, content in now.contents.items() if not before.contents.get(n, b"").startswith(content)]
 
 
 def partly(before: bytes | None, now: bytes, part: int) -> bytes:

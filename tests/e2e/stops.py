@@ -149,6 +149,7 @@ class Stops:
 
     def check(self, folder: Path, what: str) -> None:
         try:
+            (folder / "run" / checkpoint.DAMAGED).unlink(missing_ok=True)  # of `again`, which keeps it
             compare(folder / "run", self.folder / "whole/run")
             compare_tables(folder / "run", self.folder / "whole/run")
         except Exception as error:
