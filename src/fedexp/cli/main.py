@@ -87,11 +87,15 @@ def check_arguments(arguments: list[str]) -> None:
 
 
 def information(arguments: list[str]) -> str | None:
-    """What is printed where no run is asked for; None where one is."""
+    """Return what is printed where no run is asked for; None where one is."""
     if "--help" in arguments or "-h" in arguments:
         from fedexp.cli.help import help_text
 
         return help_text(conf_directory(), config_directories(arguments))
+    if "--version" in arguments:
+        from fedexp.cli.version import version_text
+
+        return version_text()
     if "--shell-completion" in arguments or "-sc" in arguments:
         from fedexp.cli.completion import answer_shell
 

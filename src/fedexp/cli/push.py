@@ -19,6 +19,7 @@ from fedexp.cli.job import log_to_console
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
 from fedexp.rundir import files
+from fedexp.rundir.links import require_no_way_out
 from fedexp.trackers.base import RunInfo
 from fedexp.trackers.replay import FinishedRun
 from fedexp.trackers.wandb_tracker import MODES, Wandb, WandbTracker
@@ -66,7 +67,9 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a directory; return whether W&B has taken all of it."""
+    """Push a directory; return whether W&B has taken all of it. Raises ConfigError for a link out of the directory: what it leads to would be
+    uploaded."""
+    require_no_way_out(directory)
     if is_sweep(directory):
         return push_tables(directory, config_of_sweep(directory), changes, new)
     run = FinishedRun(directory)

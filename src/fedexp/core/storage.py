@@ -51,15 +51,33 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
     sync_folder: its new entry in the folder, too, is on the disk before this returns. Raises StorageError.
     """
     with storing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with temporary_of(path) as temporary:
-            with open(temporary, "wb") as file:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+            with open(temporary, "xb") as file:  # never through a link that somebody else has put there
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         if sync_folder:
             sync(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it; their entries are on the disk before this returns."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_above(folder, 1)
+
+
+def sync_above(folder: Path, levels: int) -> None:
+    """The entries of the folders above one, which may be as new as it is: else all that is synced in it is lost with
+    its name. One that cannot be opened is left out."""
+    for above in list(folder.absolute().parents)[:levels]:
+        with suppress(OSError):
+            sync(above)
 
 
 def sync(folder: Path) -> None:

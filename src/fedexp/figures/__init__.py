@@ -5,6 +5,7 @@
 matplotlib is used through its object interface (no pyplot, no global state), so any thread or job may draw.
 """
 
+import errno
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
+from fedexp.core.errors import StorageError
 from fedexp.core.views import PLAIN, VIEWS, suffix
 from fedexp.figures.load import RunFiles, load_run
 
@@ -79,7 +81,10 @@ def _figures(run: RunFiles) -> "Iterator[tuple[str, Callable[[], Figure]]]":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write to a temporary file and rename it: a reader never sees half a picture."""
+    """Write to a temporary file and rename it: a reader never sees half a picture. Raises StorageError where the
+    folder is a link, which may lead to pictures of somebody else."""
+    if path.parent.is_symlink():
+        raise StorageError(path.parent, OSError(errno.ELOOP, "it is a link; pictures are not written through links"))
     with storage.temporary_of(path) as temporary:
         _write(figure, temporary)
         os.replace(temporary, path)

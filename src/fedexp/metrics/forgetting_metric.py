@@ -83,7 +83,7 @@ class RoundDrop(ForgettingMetric):
         return self.local
 
     def round_values(self, history: History) -> dict[str, float]:
-        drops = forgetting.round_drop(history.matrix)
+        drops = forgetting.round_drop(history.matrix[-3:])  # the last one alone, however long the run is
         values = {"round_forgetting": float(drops[-1]) if drops.size else float("nan")}
         if self.local:
             values["local_round_forgetting"] = self._client_mean(history, "local_round_forgetting")
@@ -170,7 +170,7 @@ class Consistency(ForgettingMetric):
     """
 
     def round_values(self, history: History) -> dict[str, float]:
-        values = forgetting.consistency(history.matrix)
+        values = forgetting.consistency(history.matrix[-2:])
         return {"consistency": float(values[-1]) if values.size else float("nan")}
 
     def summary(self, history: History) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fedexp.core import storage
+from fedexp.core import storage, yaml_files
 from fedexp.rundir import files
 from fedexp.rundir.files import finished_summary
 from fedexp.rundir.fingerprint import fingerprint
@@ -53,7 +53,9 @@ def finished_runs(directory: Path) -> Iterator[Path]:
 def config_of(directory: Path) -> dict[str, Any]:
     """Return the configuration of a run; {} where it cannot be read."""
     try:
-        config = yaml.load((directory / files.CONFIG).read_text(encoding="utf-8"), Loader=LOADER)
+        text = (directory / files.CONFIG).read_text(encoding="utf-8")
+        # With aliases: by the reader that counts what they stand for, since the whole of it is walked through.
+        config = yaml_files.load(text) if "&" in text and "*" in text else yaml.load(text, Loader=LOADER)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -56,7 +56,7 @@ def owner_of(directory: Path) -> str:
 
 def is_occupied(directory: Path) -> bool:
     """Return whether a living process holds the directory now."""
-    if not (directory / LOCK).exists():
+    if not (directory / LOCK).is_file() or (directory / LOCK).is_symlink():  # opening it would cut what it points to
         return False
     lock = FileLock(directory / LOCK, timeout=0)
     try:

@@ -39,6 +39,7 @@ from fedexp.training.results import data_of, draw_missing, result_files, write_r
 from fedexp.training.rounds import run_rounds
 
 log = logging.getLogger("fedexp")
+NEW_LEVELS = 3  # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
 
 
 @dataclass(frozen=True)
@@ -317,6 +318,8 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".hydra").mkdir(exist_ok=True)
+        storage.sync(directory)
+        storage.sync_above(directory, NEW_LEVELS)
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
 

@@ -161,7 +161,9 @@ class Recorder:
         return -(-number // self.experiment.rounds_per_task)
 
     def task_history(self, tested: Tested) -> TaskHistory:
-        return TaskHistory.of(tested.tasks, self.experiment.rounds_per_task)
+        """Of the last round and the ends of the tasks before it: all that its values are made of."""
+        ends = [each for each in tested.tasks[:-1] if each[0] % self.experiment.rounds_per_task == 0]
+        return TaskHistory.of([*ends, *tested.tasks[-1:]], self.experiment.rounds_per_task)
 
     def _write_round(
         self, state: State, number: int, evaluations: Mapping[str, Evaluation], values: Mapping[str, float | int]
