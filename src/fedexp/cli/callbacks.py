@@ -16,6 +16,7 @@ Mark = tuple[int, int]  # inode, time of writing
 begun: dict[Path, dict[Path, Mark]] = {}  # its failures as it began
 running: dict[Path, str] = {}  # the launcher of each that is not over
 ended: list[Path] = []
+queued: dict[Path, int] = {}  # the number of jobs of each whose jobs are not those of its overrides
 
 
 NOTES = ".failed"  # of a sweep: what jobs could not write into their own directories
@@ -28,8 +29,8 @@ class Sweeps(Callback):
             config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        jobs = launchers.settle(config)
         directory, launcher = Path(config.hydra.sweep.dir).absolute(), config.hydra.runtime.choices["hydra/launcher"]
+        jobs = launchers.settle(config, queued.get(directory))
         begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
         running[directory] = launcher
         if launcher != "basic":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import console, interrupts
-from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError, StorageError, say
+from fedexp.core.errors import BAD_INPUT, FAILED, BudgetSpent, ConfigError, StorageError, say
 from fedexp.core.storage import shorten
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def run_job(config: Any) -> int:
 
     console.install()
     log_to_console()
+    from fedexp.cli.budget import deadline_of
     from fedexp.cli.launchers import place_of
     from fedexp.rundir.checkpoint import kept
     from fedexp.rundir.lock import Occupied
@@ -46,11 +47,15 @@ def run_job(config: Any) -> int:
         choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
+        deadline=deadline_of(hydra_config),
     )
     try:
         interrupts.release()
+        job.deadline.check_start()
         execute(job)
         return 0
+    except BudgetSpent:
+        return say_stopped(directory, kept(directory))
     except Occupied as error:
         return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
     except ConfigError as error:
@@ -76,6 +81,16 @@ def run_job(config: Any) -> int:
         where = record_failure(job, traceback.format_exc(), FAILED, notes)
         print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
         return FAILED
+
+
+def say_stopped(directory: Path, after: int | None) -> int:
+    """For a job whose time is over, with the round that is saved. One that has not begun leaves nothing behind."""
+    if after is not None:
+        print(f"{directory.name}: stopped by the budget after round {after}", file=sys.stderr)
+        return 0
+    with suppress(OSError):
+        directory.rmdir()
+    return 0
 
 
 def go_to(directory: Path) -> None:

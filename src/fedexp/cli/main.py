@@ -8,6 +8,7 @@ import argparse
 import io
 import os
 import sys
+import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from typing import Any
@@ -96,15 +97,16 @@ def run_hydra(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fedexp.cli.callbacks import begun, ended, running
+    from fedexp.cli.callbacks import begun, ended, queued, running
     from fedexp.cli.job import run_job
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
     from fedexp.cli.messages import explain
-    from fedexp.cli.multirun import broken, failed, show_preview, show_report
+    from fedexp.cli.multirun import broken, failed, show_preview, show_report, within_budget
     from fedexp.config import composing
     from fedexp.config.run_names import register
 
+    began = time.time()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     composing.install()
     register()
@@ -114,6 +116,7 @@ def run_hydra(arguments: list[str]) -> int:
     begun.clear()
     running.clear()
     ended.clear()
+    queued.clear()
 
     def task(config: Any) -> None:
         try:
@@ -126,20 +129,28 @@ def run_hydra(arguments: list[str]) -> int:
     try:
         if asked.preview:
             interrupts.release()
-            return show_preview(asked.launches, config_directories(arguments))
-        for overrides in asked.launches:
-            check_installed(overrides)
-            sys.argv = [sys.argv[0], *asked.flags, *overrides]
-            check_flags(sys.argv[1:])
-            with words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
-                hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
+            return show_preview(asked, config_directories(arguments))
+        shown = {"--cfg", "-c", "--info"} & {flag.split("=")[0] for flag in asked.flags}
+        launches, budget = (
+            asked.launches,
+            nullcontext() if shown else within_budget(asked, config_directories(arguments), began),
+        )
+        with budget as queue:
+            for overrides in launches if queue is None else queue.launches:
+                check_installed(overrides)
+                sys.argv = [sys.argv[0], *asked.flags, *overrides]
+                check_flags(sys.argv[1:])
+                with words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
+                    hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
         elsewhere = not outcomes  # launchers may have used other processes
         for sweep in dict.fromkeys(ended):
             if not sweep.is_dir():
                 outcomes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
                 continue
             outcomes += failed(sweep, begun[sweep], elsewhere)
-            show_report(sweep, asked.sweep, figures="figures=false" not in arguments)
+            show_report(sweep, asked.name_of(sweep), figures="figures=false" not in arguments)
+        if queue is not None:
+            queue.say_state()
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError, RecursionError) as error:

@@ -1,24 +1,46 @@
 """A sweep as the command line sees it: its preview, its report, and what its failed jobs mean for the exit code."""
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedexp.cli.arguments import Asked
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import FAILED, say
 from fedexp.core.storage import shorten
 
+if TYPE_CHECKING:
+    from fedexp.cli.budget import Queue
 
-def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
+
+def show_preview(asked: Asked, extra: list[Path]) -> int:
     """Lists the jobs of a sweep and runs none."""
+    from fedexp.cli.budget import make_queue, show_queue
     from fedexp.cli.preview import measurements, plan, show
 
-    jobs = plan(lists, conf_directory(), extra)
+    if asked.budget is not None:
+        show_queue(make_queue(asked.launches, extra, asked.budget, time.time()))
+        return 0
+    jobs = plan(asked.launches, conf_directory(), extra)
     folders = {job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")}
     show(jobs, measurements(sorted(folders)))
     return 0
+
+
+@contextmanager
+def within_budget(asked: Asked, extra: list[Path], began: float) -> "Iterator[Queue | None]":
+    """While the block runs, the launches of the queue have the jobs of all sweeps, by worth; None without a budget."""
+    if asked.budget is None:
+        yield None
+        return
+    from fedexp.cli.budget import handed_over, make_queue
+
+    queue = make_queue(asked.launches, extra, asked.budget, began)
+    with handed_over(queue):
+        yield queue
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:

@@ -30,6 +30,7 @@ from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.deadline import Deadline
 from fedexp.training.experiment import Experiment, Stage, State
 from fedexp.training.memory import peak_memory
 from fedexp.training.place import Place
@@ -52,6 +53,7 @@ class Job:
     choices: Mapping[str, str]  # group -> option
     sweep: str | None  # name of the sweep this job belongs to
     place: Place = field(default_factory=Place)
+    deadline: Deadline = field(default_factory=Deadline)
 
 
 def execute(job: Job) -> dict[str, Any]:
@@ -79,6 +81,7 @@ def execute(job: Job) -> dict[str, Any]:
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
+        job.deadline.check_start()  # the job may have waited for a GPU
         prepared = prepare(built, job.place.cores)
         make_directory(job.directory)
         if not ours:
@@ -221,7 +224,7 @@ def conduct(
         for watching in trackers:
             watching.start(info)
         state.wandb_id = tracker.run_id
-        run(experiment, state, recorder)
+        run(experiment, state, recorder, job.deadline)
         summary = (
             {"status": state.status}
             | identity(job, built)
