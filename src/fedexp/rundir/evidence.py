@@ -3,8 +3,8 @@
 Such a file has what tables, figures and documents read of a run directory: rounds, class accuracies of all test views,
 task accuracies, configuration, overrides, fingerprint, and the summary with commit and hardware. `pack` writes it,
 `unpack` makes a run directory of it, so that every reader of run directories reads both. Left out are the clients'
-tables, checkpoints and the indices of the partition; of times three digits are kept, of losses seven, which no table
-shows. Cells that tables show are the text of the csv files. Nothing is unpickled.
+tables, checkpoints, the times of the phases of a round, and the indices of the partition; of the time of a round three
+digits are kept, of losses seven, which no table shows. Cells that tables show are the text of the csv files. Nothing is unpickled.
 """
 
 import csv
@@ -33,8 +33,9 @@ from fedexp.rundir.elsewhere import NOTE, ROOT, config_of
 FORMAT = 1
 FOLDER, SUFFIX = "runs", ".json.xz"
 LIMIT = 2**28  # bytes that a file may unpack to
+LARGEST = 20_000  # test examples of a class
 TABLES = (files.ROUNDS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
-TIMES, LOSSES = re.compile(r"seconds$|per_second$"), re.compile(r"(train|test)_loss")
+PHASES, LOSSES = re.compile(r".*(_seconds|_per_second)"), re.compile(r"(train|test)_loss")
 NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # the run of another sweep: ../../<sweep>/<run>
 LEFT_OUT = ("checkpoint", "figures", "wandb", "*.log", ".lock", ".owner.json", "*.tmp")
 
@@ -91,15 +92,48 @@ def columns(path: Path) -> dict[str, str]:
         names, *rows = csv.reader(file)
     if not rows:
         return dict.fromkeys(names, "")
-    return {
+    table = {
         name: ",".join(shortened(name, cell) for cell in cells)
         for name, cells in zip(names, zip(*rows, strict=True), strict=True)
+        if not PHASES.fullmatch(name)
     }
+    return table | as_counts(table) if names == ["round", "class", "accuracy"] else table
+
+
+def as_counts(table: Mapping[str, str]) -> dict[str, str]:
+    """The column of class accuracies as numbers of correct examples, beside how many examples each class has (`of`);
+    {} where they are not such fractions. A third of the size."""
+    classes, cells = table["class"].split(","), table["accuracy"].split(",")
+    values: dict[str, list[float]] = {}
+    for label, cell in zip(classes, cells, strict=True):
+        values.setdefault(label, []).append(float(cell or "nan"))
+    sizes = {label: denominator(np.array(found)) for label, found in values.items()}
+    if None in sizes.values():
+        return {}
+    correct = [round(float(cell) * (sizes[label] or 1)) for label, cell in zip(classes, cells, strict=True)]
+    found = {"accuracy": ",".join(map(str, correct)), "of": ",".join(str(sizes[label]) for label in values)}
+    return found if as_accuracies({**table, **found})["accuracy"] == table["accuracy"] else {}
+
+
+def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
+    """The table with its class accuracies, of one with `as_counts`."""
+    classes, sizes = table["class"].split(","), map(int, table["of"].split(","))
+    of = dict(zip(dict.fromkeys(classes), sizes, strict=True))
+    cells = (repr(int(k) / of[label]) for label, k in zip(classes, table["accuracy"].split(","), strict=True))
+    return {"round": table["round"], "class": table["class"], "accuracy": ",".join(cells)}
+
+
+def denominator(values: np.ndarray) -> int | None:
+    """The smallest n of which all these floats are k/n; None where there is none up to LARGEST."""
+    numbers = np.arange(1, LARGEST + 1)
+    for value in np.unique(values):
+        numbers = numbers[np.round(value * numbers) / numbers == value] if value == value else numbers[:0]
+    return int(numbers[0]) if len(numbers) else None
 
 
 def shortened(name: str, cell: str) -> str:
     """A cell with as many digits as its column keeps."""
-    digits = 3 if TIMES.search(name) else 7 if LOSSES.match(name) else None
+    digits = 3 if name == "seconds" else 7 if LOSSES.match(name) else None
     return cell if digits is None or not cell else f"{float(cell):.{digits}g}"
 
 
@@ -136,7 +170,7 @@ def unpack(path: Path, directory: Path) -> None:
     try:
         contents = dict(texts(value))
         partitions = [arrays_of(each) for each in value.get("partitions", ())]
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
     for name, text in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -163,6 +197,8 @@ def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def table_text(table: Mapping[str, str]) -> str:
     """The csv file again."""
+    if "of" in table:
+        table = as_accuracies(table)
     cells = [column.split(",") for column in table.values()]
     if len(set(map(len, cells))) != 1:
         raise ValueError("columns of several lengths")
