@@ -4,7 +4,8 @@ Such a file has what tables, figures and documents read of a run directory: roun
 task accuracies, configuration, overrides, fingerprint, and the summary with commit and hardware. `pack` writes it,
 `unpack` makes a run directory of it, so that every reader of run directories reads both. Left out are the clients'
 tables, checkpoints, the times of the phases of a round, and the indices of the partition; of the time of a round three
-digits are kept, of losses seven, which no table shows. Cells that tables show are the text of the csv files. Nothing is unpickled.
+digits are kept, of losses seven, which no table shows. Cells that tables show are the text of the csv files. Nothing is
+unpickled.
 """
 
 import csv
