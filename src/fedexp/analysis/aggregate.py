@@ -18,6 +18,7 @@ from fedexp.analysis.sweep_figures import make_sweep_figures
 from fedexp.config.options import conf_directory
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.rundir.evidence import with_kept
 
 log = logging.getLogger("fedexp")
 
@@ -51,14 +52,15 @@ def sweep_of(directory: Path) -> Sweep | None:
 def write_report(directory: Path, figures: bool) -> list[Path]:
     """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that fails costs no
     table."""
-    paths = write_tables(directory)
-    if not paths or not figures:
-        return paths
-    try:
-        return paths + make_sweep_figures(directory, load_runs(directory))
-    except Exception:
-        log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
-        return paths
+    with with_kept(directory) as source:
+        paths = write_tables(directory, source)
+        if not paths or not figures:
+            return paths
+        try:
+            return paths + make_sweep_figures(directory, load_runs(source))
+        except Exception:
+            log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
+            return paths
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,10 @@ def all_jobs(directory: Path) -> list[Run]:
     return jobs + [Run(f.directory, f.overrides) for f in found_for(sweep, directory.absolute(), conf_directory(), own)]
 
 
-def write_tables(directory: Path) -> list[Path]:
+def write_tables(directory: Path, source: Path | None = None) -> list[Path]:
     """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing where no run is
-    over."""
-    tables = tables_of(directory, all_jobs(directory))
+    over. source: where its runs lie, if not in its own directory."""
+    tables = tables_of(directory, all_jobs(source or directory))
     if tables is None:
         return []
     tidy, targets = tables.tidy, tables.targets

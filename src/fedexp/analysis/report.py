@@ -14,8 +14,10 @@ import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
 from fedexp.analysis.compare import Run
+from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import write_atomically
 from fedexp.rundir import files
+from fedexp.rundir.evidence import FOLDER, keep_runs
 from fedexp.trackers.base import display_path
 
 COLUMNS = {  # column -> how it is printed
@@ -96,9 +98,16 @@ def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sweep_reports(directories: Sequence[Path], figures: bool) -> int:
-    """Write the report of each sweep and print its table."""
+def sweep_reports(directories: Sequence[Path], figures: bool, keep: bool) -> int:
+    """Write the report of each sweep and print its table. keep: write the files of its runs too."""
     for directory in directories:
+        if not directory.is_dir():
+            print(f"fedexp: {directory}: is not a directory", file=sys.stderr)
+            return 2
+        if keep:
+            kept = keep_runs(directory)
+            size = sum(path.stat().st_size for path in kept)
+            print(f"{len(kept)} runs are kept in {display_path(directory / FOLDER)}: {size / 1e6:.2f} MB\n")
         paths = write_report(directory, figures)
         if not paths:
             print(f"fedexp: no finished run in {directory}", file=sys.stderr)
@@ -113,9 +122,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") ->
     parser.add_argument("directories", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
     parser.add_argument("--no-figures", action="store_true", help="tables alone")
+    parser.add_argument(
+        "--keep", action="store_true", help="write what the report needs of each run into SWEEP/runs, to be committed"
+    )
     options = parser.parse_args(arguments)
     if options.out is None:
-        return sweep_reports(options.directories, not options.no_figures)
+        try:
+            return sweep_reports(options.directories, not options.no_figures, options.keep)
+        except ConfigError as error:
+            return say(str(error))
     found = [row(directory) for directory in runs(options.directories)]
     if not found:
         print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)

@@ -2,10 +2,12 @@
 
 Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written; the runs are not needed) and
 `docs/reproduction/<name>.md`: `intro.md` first, the notes on a sweep under its table, any others at the end. With
-`--check` nothing is written; the exit code is 1 where the file is not current.
+`--check` nothing is written; the exit code is 1 where the file is not current. `--status` writes nothing and shows
+what of each table is measured, what that has cost and what the rest would cost.
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +16,10 @@ from pathlib import Path
 import pandas as pd
 
 from fedexp.analysis import compare, layout
+from fedexp.analysis.status import status
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
+from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import write_atomically
 
 NUMBERS = ("n", "diverged", "mean", "std", "error", "plain_last", "plain_last10", "plain_error", "printed",
@@ -131,16 +135,31 @@ def csv_of(sweep: Sweep) -> str:
     return f"multirun/{sweep.name}/table.csv"
 
 
+def show_status(root: Path) -> int:
+    """Print the table of a checkout; return the exit code."""
+    sweeps = [load_sweep(name, [conf_directory()]) for name in list_options("sweep", [conf_directory()])]
+    tables = [read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps]
+    data_dir = Path(os.environ.get("FEDEXP_DATA", root / "data"))
+    try:
+        print(status(list(zip(sweeps, tables, strict=True)), root, data_dir), end="")
+    except ConfigError as error:
+        return say(str(error))
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp reproduction") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 where REPRODUCTION.md is not current"
     )
+    parser.add_argument("--status", action="store_true", help="show what is measured and what the rest would cost")
     options = parser.parse_args(arguments)
     if not (options.root / "docs" / "reproduction").is_dir():
         print(f"fedexp: no docs/reproduction in {options.root.absolute()}; --root names a checkout", file=sys.stderr)
         return 2
+    if options.status:
+        return show_status(options.root)
     path, text = options.root / "REPRODUCTION.md", document(options.root)
     if options.check:
         current = path.exists() and path.read_text(encoding="utf-8") == text

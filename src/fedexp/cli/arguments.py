@@ -1,5 +1,6 @@
-"""The command line before Hydra reads it: flags, overrides, `sweep=`, `preview=`, `resume=`, directories."""
+"""The command line before Hydra reads it: flags, overrides, `sweep=`, `budget=`, `preview=`, `resume=`, directories."""
 
+import math
 import re
 from collections import deque
 from itertools import pairwise
@@ -9,6 +10,8 @@ from typing import NamedTuple
 from fedexp.config.options import conf_directory
 from fedexp.config.overrides import key_of, read_overrides
 from fedexp.core.errors import ConfigError, nearest
+
+OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
 
 
 def config_directories(arguments: list[str]) -> list[Path]:
@@ -21,8 +24,13 @@ def config_directories(arguments: list[str]) -> list[Path]:
 class Asked(NamedTuple):
     flags: list[str]
     launches: list[list[str]]  # the overrides of each run of Hydra
-    sweep: str | None  # of conf/sweep
+    sweeps: list[str]  # of conf/sweep
     preview: bool  # nothing is to be run
+    budget: float | None = None  # minutes that all jobs together may take
+
+    def name_of(self, directory: Path) -> str | None:
+        """The named sweep whose jobs lie in this directory; None where none was asked for."""
+        return directory.name if len(self.sweeps) > 1 else next(iter(self.sweeps), None)
 
 
 def sort_out(arguments: list[str]) -> Asked:
@@ -32,8 +40,8 @@ def sort_out(arguments: list[str]) -> Asked:
     from fedexp.config.overrides import check_names
 
     flags, overrides = split_flags(arguments)
-    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in ("sweep", "preview")}
-    own = [o for o in overrides if not o.startswith(("sweep=", "preview="))]
+    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS}
+    own = [o for o in overrides if not o.startswith(tuple(f"{key}=" for key in OURS))]
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
         raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
     folders = [*config_directories(arguments), conf_directory()]
@@ -47,12 +55,36 @@ def sort_out(arguments: list[str]) -> Asked:
     preview = asked["preview"][-1:]
     if preview not in ([], ["true"], ["false"]):
         raise ConfigError(f"preview={preview[0]}: must be true or false")
+    budget = read_budget(asked["budget"][-1], own, bool(asked["sweep"])) if asked["budget"] else None
     if not asked["sweep"]:
-        return Asked(flags, [own], None, preview == ["true"])
-    name = asked["sweep"][-1]
-    if not any(o.startswith("hydra.sweep.dir=") for o in own):
-        own.append(f"hydra.sweep.dir=multirun/{name}")
-    return Asked(flags, launches(load_sweep(name, folders), own), name, preview == ["true"])
+        return Asked(flags, [own], [], preview == ["true"], budget)
+    names = list(dict.fromkeys(asked["sweep"][-1].split(",")))
+    placed = [o for o in own if o.startswith("hydra.sweep.dir=")]
+    if placed and len(names) > 1:
+        raise ConfigError(f"{placed[-1]}: goes with one sweep; several lie in multirun/<sweep>")
+    jobs = [
+        each
+        for name in names
+        for each in launches(load_sweep(name, folders), own if placed else [*own, f"hydra.sweep.dir=multirun/{name}"])
+    ]
+    return Asked(flags, jobs, names, preview == ["true"], budget)
+
+
+def read_budget(text: str, own: list[str], named: bool) -> float:
+    """Minutes. own: the other overrides; named: whether there is a sweep of conf/sweep among what is asked for."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"budget={text}: must be a number of minutes above 0")
+    if not named and not any(o.startswith("hydra.sweep.dir=") for o in own):
+        raise ConfigError(
+            f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, in which the same command goes on"
+        )
+    if other := [o for o in own if o.startswith("hydra/sweeper=")]:
+        raise ConfigError(f"budget={text}: cannot order the jobs of {other[-1]}")
+    return minutes
 
 
 def expand_resume(arguments: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ class SweepWatch:
     begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # its failures as it began
     running: dict[Path, str] = field(default_factory=dict)  # the launcher of each that is not over
     ended: list[Path] = field(default_factory=list)
+    queued: dict[Path, int] = field(default_factory=dict)  # the number of jobs, where it is not that of the overrides
 
     @contextmanager
     def handed_over(self) -> Iterator[None]:
@@ -53,9 +54,10 @@ class Sweeps(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note what was in the directory before, and say where the jobs run."""
-        jobs = launchers.settle(config)
         directory, launcher = Path(config.hydra.sweep.dir).absolute(), config.hydra.runtime.choices["hydra/launcher"]
-        if watch := _current.get():
+        watch = _current.get()
+        jobs = launchers.settle(config, watch.queued.get(directory) if watch else None)
+        if watch:
             watch.begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
             watch.running[directory] = launcher
         if launcher != "basic":

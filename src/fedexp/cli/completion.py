@@ -57,7 +57,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {  # flag -> values; (): it takes non
 }
 OWN = ("hydra.run.dir", "hydra.sweep.dir", "hydra/launcher")  # of Hydra, what fedexp's users need
 PATHS = ("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root", "hydra.run.dir", "hydra.sweep.dir")
-ONLY_SWEEP = ("sweep", "preview")
+ONLY_SWEEP = ("sweep", "preview", "budget")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

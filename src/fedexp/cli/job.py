@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import console, interrupts
-from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError, StorageError, lacks_memory, say, say_no_memory
+from fedexp.core.errors import (
+    BAD_INPUT,
+    FAILED,
+    BudgetSpent,
+    ConfigError,
+    StorageError,
+    lacks_memory,
+    say,
+    say_no_memory,
+)
 from fedexp.core.storage import shorten
 
 if TYPE_CHECKING:
@@ -36,8 +45,11 @@ def run_job(config: Any) -> int:
     new = not holds_a_run(job.directory)
     try:
         interrupts.release()
+        job.deadline.check_start()
         train_run(job)
         return 0
+    except BudgetSpent:
+        return say_stopped(job.directory)
     except KeyboardInterrupt:
         say_interrupted(job.directory)
         raise
@@ -50,6 +62,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
+    from fedexp.cli.budget import deadline_of
     from fedexp.cli.launchers import place_of
     from fedexp.training.job import Job
     from fedexp.training.place import Place
@@ -65,6 +78,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
+        deadline=deadline_of(hydra_config),
     )
 
 
@@ -73,6 +87,19 @@ def runtime_of(hydra_config: Any) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(hydra_config.runtime, resolve=False)
+
+
+def say_stopped(directory: Path) -> int:
+    """Say after which round a job has stopped whose time is over; return the exit code. One that has not begun leaves
+    nothing behind."""
+    from fedexp.rundir.checkpoint import kept
+
+    if (after := kept(directory)) is not None:
+        print(f"{directory.name}: stopped by the budget after round {after}", file=sys.stderr)
+    else:
+        with suppress(OSError):
+            directory.rmdir()
+    return 0
 
 
 def say_interrupted(directory: Path) -> None:

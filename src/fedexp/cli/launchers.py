@@ -59,15 +59,16 @@ def importable(module: str) -> bool:
         return False
 
 
-def settle(config: DictConfig) -> int:
-    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs.
+def settle(config: DictConfig, jobs: int | None = None) -> int:
+    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs (by default those of
+    the overrides).
 
     Each job composes its configuration anew, from Hydra's overrides. To these are added: the directory of the sweep,
     since a job may start in another working directory (Ray), and how many jobs joblib runs at a time.
     """
     from fedexp.analysis.sweep import expand
 
-    jobs = sum(1 for _ in expand(config.hydra.overrides.task))
+    jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if jobs is None else jobs
     added: dict[str, str | int] = {
         "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
         "hydra.output_subdir": "null",

@@ -8,6 +8,7 @@ import argparse
 import io
 import os
 import sys
+import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
@@ -124,10 +125,11 @@ def run_hydra(arguments: list[str]) -> int:
     from fedexp.cli.job import run_job
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
-    from fedexp.cli.multirun import finish_sweeps, show_preview
+    from fedexp.cli.multirun import finish_sweeps, show_preview, within_budget
     from fedexp.config import composing
     from fedexp.config.run_names import register
 
+    began = time.time()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     composing.install()
     register()
@@ -138,16 +140,23 @@ def run_hydra(arguments: list[str]) -> int:
     try:
         if asked.preview:
             interrupts.release()
-            return show_preview(asked.launches, config_directories(arguments))
-        for overrides in asked.launches:
-            check_installed(overrides)
-            sys.argv = [sys.argv[0], *asked.flags, *overrides]
-            check_flags(sys.argv[1:])
-            with watch.handed_over(), words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
-                application = hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")
-                application(lambda config: codes.append(run_job(config)))()
+            return show_preview(asked, config_directories(arguments))
+        shown = {"--cfg", "-c", "--info"} & {flag.split("=")[0] for flag in asked.flags}
+        extra = config_directories(arguments)
+        with nullcontext() if shown else within_budget(asked, extra, began, watch) as queue:
+            for overrides in asked.launches if queue is None else queue.launches:
+                check_installed(overrides)
+                sys.argv = [sys.argv[0], *asked.flags, *overrides]
+                check_flags(sys.argv[1:])
+                with watch.handed_over(), words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
+                    application = hydra.main(
+                        config_path=str(conf_directory()), config_name="config", version_base="1.3"
+                    )
+                    application(lambda config: codes.append(run_job(config)))()
         elsewhere = not codes  # launchers may have used other processes
-        codes += finish_sweeps(watch, asked.sweep, elsewhere, figures="figures=false" not in arguments)
+        codes += finish_sweeps(watch, asked, elsewhere, figures="figures=false" not in arguments)
+        if queue is not None:
+            queue.say_state()
     except Exception as error:
         return say_error(error, watch, config_directories(arguments))
     return max(codes, default=0)

@@ -1,25 +1,47 @@
 """A sweep as the command line sees it: its preview, its report, and what its failed jobs mean for the exit code."""
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedexp.cli.arguments import Asked
 from fedexp.cli.callbacks import NOTES, SweepWatch, failures
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import FAILED, say
 from fedexp.core.storage import shorten
 
+if TYPE_CHECKING:
+    from fedexp.cli.budget import Queue
 
-def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
+
+def show_preview(asked: Asked, extra: list[Path]) -> int:
     """List the jobs of a sweep and run none."""
+    from fedexp.cli.budget import make_queue, show_queue
     from fedexp.cli.preview import measurements, plan, show
 
-    jobs = plan(lists, conf_directory(), extra)
+    if asked.budget is not None:
+        show_queue(make_queue(asked.launches, extra, asked.budget, time.time()))
+        return 0
+    jobs = plan(asked.launches, conf_directory(), extra)
     folders = {job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")}
     show(jobs, measurements(sorted(folders)))
     return 0
+
+
+@contextmanager
+def within_budget(asked: Asked, extra: list[Path], began: float, watch: SweepWatch) -> "Iterator[Queue | None]":
+    """While the block runs, the launches of the queue have the jobs of all sweeps, by worth; None without a budget."""
+    if asked.budget is None:
+        yield None
+        return
+    from fedexp.cli.budget import handed_over, make_queue
+
+    queue = make_queue(asked.launches, extra, asked.budget, began)
+    with handed_over(queue, watch):
+        yield queue
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
@@ -37,10 +59,10 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
             push_tables(directory, config, {})
 
 
-def finish_sweeps(watch: SweepWatch, name: str | None, elsewhere: bool, figures: bool) -> list[int]:
+def finish_sweeps(watch: SweepWatch, asked: Asked, elsewhere: bool, figures: bool) -> list[int]:
     """Write the reports of the sweeps that have ended; return the exit codes of their failures.
 
-    name: of a sweep of conf/sweep; elsewhere: as for `failed`.
+    elsewhere: as for `failed`.
     """
     codes = []
     for sweep in dict.fromkeys(watch.ended):
@@ -48,13 +70,13 @@ def finish_sweeps(watch: SweepWatch, name: str | None, elsewhere: bool, figures:
             codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
             continue
         codes += failed(sweep, watch.begun[sweep], elsewhere)
-        show_report(sweep, name, figures)
+        show_report(sweep, asked.name_of(sweep), figures)
     return codes
 
 
 def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
-    """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began; elsewhere:
-    the jobs ran in other processes, so that what is in no directory of a job is said here."""
+    """Return the exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began;
+    elsewhere: the jobs ran in other processes, so that what is in no directory of a job is said here."""
     codes = []
     for path, mark in failures(sweep).items():
         if mark == before.get(path):

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Planned:
 
     directory: Path
     config: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -79,7 +80,7 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
                 directory = Path(str(config.hydra.sweep.dir), run_name(config))
                 own = {str(key): value for key, value in config.items() if key != "hydra"}
                 plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
-                jobs.setdefault(directory, Planned(directory, plain))  # type: ignore[arg-type]
+                jobs.setdefault(directory, Planned(directory, plain, tuple(job)))  # type: ignore[arg-type]
     return list(jobs.values())
 
 
@@ -162,23 +163,27 @@ def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate
     return Estimate(max(rounds - done, 0) * run.seconds, disk, run.memory, about)
 
 
-def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> None:
-    """Print a line a job, what is left in all, and as the last line `N jobs: D done, ...`."""
+def show(jobs: Sequence[Planned], measured: Sequence[Measured], shared: Collection[Path] = ()) -> None:
+    """Print a line a job, what is left in all, and as the last line `N jobs: D done, ...`.
+
+    shared: directories of jobs that another job of these stands for."""
     counts: Counter[str] = Counter()
     found: list[Estimate] = []
     unknown = 0
+    several = len({job.directory.parent for job in jobs}) > 1
     for job in jobs:
-        state = status(job)
+        state = "shared" if job.directory in shared else status(job)
         counts["done" if state in OVER else state.split()[0]] += 1
         text = ""
-        if state not in OVER:
+        if state not in (*OVER, "shared"):
             if each := estimate(job, state, measured):
                 found.append(each)
                 sizes = f"disk {gigabytes(each.disk)}, memory {gigabytes(each.memory)}"
                 text = f"{duration(each.seconds):<9} {sizes}{each.about}"
             else:
                 text, unknown = "?", unknown + 1
-        print(f"{job.directory.name:<70} {state:<18} {text}".rstrip())
+        name = f"{job.directory.parent.name}/{job.directory.name}" if several else job.directory.name
+        print(f"{name:<70} {state:<18} {text}".rstrip())
     if unknown:
         print(f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an estimate")
     more = " and what is marked ?" if unknown else ""

@@ -67,8 +67,8 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a directory; return whether W&B has taken all of it. Raises ConfigError for a link out of the directory: what it leads to would be
-    uploaded."""
+    """Push a directory; return whether W&B has taken all of it. Raises ConfigError for a link out of the directory:
+    what it leads to would be uploaded."""
     require_no_way_out(directory)
     if is_sweep(directory):
         return push_tables(directory, config_of_sweep(directory), changes, new)

@@ -41,7 +41,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
 
     main = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"))
     keys: dict[str, list[str]] = {key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
-    keys |= {"sweep": [], "preview": []}
+    keys |= {"sweep": [], "preview": [], "budget": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
         for path in sorted(path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")):

@@ -17,6 +17,10 @@ class ConfigError(ValueError):
     """A setting, file or option that fedexp cannot work with. `str(error)` is the whole message for the user."""
 
 
+class BudgetSpent(Exception):
+    """The time that a command may take is over for this job. What it has saved is kept: no failure."""
+
+
 class StorageError(OSError):
     """A file of a run that cannot be written: no space left, a limit, a directory that was removed."""
 

@@ -29,6 +29,7 @@ from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.deadline import Deadline
 from fedexp.training.experiment import Experiment, Stage, State
 from fedexp.training.memory import peak_memory
 from fedexp.training.place import Place
@@ -52,6 +53,7 @@ class Job:
     choices: Mapping[str, str]  # group -> option
     sweep: str | None  # name of the sweep this job belongs to
     place: Place = field(default_factory=Place)
+    deadline: Deadline = field(default_factory=Deadline)
 
 
 def train_run(job: Job) -> dict[str, Any]:
@@ -73,6 +75,7 @@ def train_run(job: Job) -> dict[str, Any]:
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
+        job.deadline.check_start()  # the job may have waited for a GPU
         prepared = prepare(built, job.place.cores)
         make_directory(job.directory)
         if not ours:
@@ -86,7 +89,7 @@ def train_run(job: Job) -> dict[str, Any]:
         note_beginning(job, built, container, prepared, state, saved)
         info = run_info(job, container, experiment, state)
         recorder, trackers = held.enter_context(recording(job, built, experiment, state, info, saved))
-        run_rounds(experiment, state, recorder)
+        run_rounds(experiment, state, recorder, job.deadline)
         summary = summarise(job, built, container, prepared, state, recorder)
         finish_run(job, built, state, summary, trackers, info)
         return summary

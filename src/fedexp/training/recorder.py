@@ -133,6 +133,11 @@ class Recorder:
         self._saved_at = time.perf_counter()
         self._saving_seconds = self._saved_at - start
 
+    @property
+    def saving_seconds(self) -> float:
+        """What the last checkpoint took."""
+        return self._saving_seconds
+
     def _is_due(self, number: int) -> bool:
         """Return whether to save the state after this round."""
         interval = self.experiment.settings.checkpoint_interval
