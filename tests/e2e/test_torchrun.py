@@ -147,12 +147,10 @@ def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_tests_both_views_as_one_process_does(fedexp, tmp_path, monkeypatch):
+def test_torchrun_tests_both_views_as_one_process_does(fedexp, tmp_path):
     """Bit for bit, global and local models; the images are split over the ranks in both views."""
-    write_algorithm(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     images = ["dataset.augmentation.flip=true", "dataset.augmentation.crop_padding=1"]
-    own = [*RUN, *images, "test_views=[plain,augmented]"]
+    own = ["algorithm=scaffold", *RUN[2:], *images, "test_views=[plain,augmented]"]
     assert fedexp(*own, "hardware.engine=sequential", "hydra.run.dir=alone").code == 0
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedexp"]
     answer = subprocess.run(
