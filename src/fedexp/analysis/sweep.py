@@ -2,8 +2,8 @@
 
 A sweep is a list of blocks; a block is a grid: every combination of the values of its axes (`experiment`, `algorithm`
 or any other key of the configuration), with the overrides `with`. Beside each value stand the fields of the printed
-cells that belong to it (columns of fedexp/published/tables.csv), and `measures` says which of our numbers stands beside
-which printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
+cells that belong to it (columns of published/tables.csv), and `measures` says which of our numbers stands beside which
+printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
 `readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings), and `claims` what the
 paper's text says of the table (fedexp.analysis.claims).
 """

@@ -1,6 +1,5 @@
 """Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random initialisation."""
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -134,7 +133,7 @@ def load_weights(network: nn.Module, path: str) -> None:
     where the file is none, or is that of another network (also where the images are not in colour)."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # torch raises many types for a file that is none of its own
         raise ConfigError(f"model.weights={path}: is not a file of weights ({type(error).__name__})") from error
     own = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
     given = {k: v for k, v in found.items() if not str(k).startswith("fc.")} if isinstance(found, dict) else {}

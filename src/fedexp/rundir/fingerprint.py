@@ -27,7 +27,16 @@ DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(dat
 FILES = ("partition.path", "cohorts.path")
 
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
-NEUTRAL = {"test_views": ["plain"], "cohorts.path": None}
+NEUTRAL = {
+    "test_views": ["plain"],
+    "cohorts.path": None,
+    "model.weights": None,
+    "partition.choice": "random",
+    "algorithm.fisher": "old_tasks",
+    "algorithm.new_model": "initial",
+    "algorithm.reduction": "sum",
+}
+LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")  # null, likewise
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
 
@@ -50,8 +59,8 @@ def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = Non
     """
     marks = data_marks(container) if data is None else data
     values: dict[str, Any] = {}
-    for key, value in flatten(numbered(dict(container))).items():
-        if is_free(key) or is_neutral(key, value):
+    for key, value in flatten(numbered(without_neutral(dict(container)))).items():
+        if is_free(key):
             continue
         if key.rpartition(".")[2] == "_target_":
             value = class_name(value)
@@ -69,7 +78,17 @@ def is_free(key: str) -> bool:
 
 def is_neutral(key: str, value: Any) -> bool:
     """Whether this value of an option leaves a run what it was before there was the option."""
-    return key in NEUTRAL and bool(value == NEUTRAL[key])
+    return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (value is None and LAYOUT.fullmatch(key) is not None)
+
+
+def without_neutral(node: Any, prefix: str = "") -> Any:
+    """Return nested dicts and lists without the values that `is_neutral`."""
+    if isinstance(node, list):
+        return [without_neutral(item, f"{prefix}{number}.") for number, item in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: value for key, value in node.items() if not is_neutral(f"{prefix}{key}", value)}
+    return {key: without_neutral(value, f"{prefix}{key}.") for key, value in kept.items()}
 
 
 def numbered(node: Any) -> Any:
@@ -121,9 +140,9 @@ def short_hash(container: Mapping[str, Any]) -> str:
 
 def former_hash(container: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
-    free = tuple(f"{key}." for key in format_1.FREE)
-    flat = flatten(format_1.with_paths(dict(container)))
-    values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free) and not is_neutral(k, v)}
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected"))
+    flat = flatten(format_1.with_paths(without_neutral(dict(container))))
+    values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
