@@ -24,7 +24,8 @@ def committed(sweep: str) -> str:
     if not path.exists():
         return "no table committed yet"
     with path.open(encoding="utf-8", newline="") as file:
-        counts = Counter(row["verdict"] for row in csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if not row["reading"] and not row["table"].startswith("text")]
+    counts = Counter(row["verdict"] for row in rows)
     return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 

@@ -14,6 +14,8 @@ and with dropout, where the model has any.
 of as many surrogate examples, drawn at random in every round.
 Readings of what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; the server's term has
 weight 1.
+The paper lets a client without data of the new task review. Here no client lacks them: every partition of a task gives
+each client at least one example or is refused (Partition.build).
 Deviations from the released code: a client of a round never does both, the code draws learners and reviewers apart;
 weights are n_k, not uniform; teachers are in eval mode, not in training mode; a client trains on all of its examples in
 a new order in every epoch, not on the first 80 % in one order without the last partial batch; the parts of server

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare, layout
+from fedexp.analysis import compare, layout, parts, readings
+from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import WHERE, Run, load_jobs, load_runs
 from fedexp.analysis.elsewhere import found_for
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
@@ -79,8 +80,22 @@ def tables_of(directory: Path, jobs: Sequence[Run]) -> Tables | None:
         return None
     targets = rounds_to_targets(runs, printed_targets(sweep, runs) if sweep is not None else {})
     if sweep is not None and compare.printed_cells(sweep):
-        return Tables(compare.cells(sweep, jobs), targets, sweep)
+        return Tables(tidy_table(sweep, directory.absolute(), jobs), targets, sweep)
     return Tables(means(runs), targets, None)
+
+
+def tidy_table(sweep: Sweep, directory: Path, jobs: Sequence[Run]) -> pd.DataFrame:
+    """Return compare.cells of a sweep, with other readings of its cells and what the text claims of them."""
+    others = [load_sweep(name, [conf_directory()]) for name in sweep.readings]
+    own = [run for run in jobs if not any(readings.is_of(other, run) for other in others)]
+
+    def jobs_of(other: Sweep) -> list[Run]:
+        folder = directory.parent / other.name
+        found = [run for run in jobs if readings.is_of(other, run)] + load_jobs(folder)
+        made = [run.directory.absolute() for run in found if run.finished]
+        return found + [Run(f.directory, f.overrides) for f in found_for(other, folder, conf_directory(), made)]
+
+    return with_claims(readings.with_readings(compare.cells(sweep, own), sweep, others, jobs_of), sweep)
 
 
 def all_jobs(directory: Path) -> list[Run]:
@@ -100,16 +115,16 @@ def write_tables(directory: Path, source: Path | None = None) -> list[Path]:
         return []
     tidy, targets = tables.tidy, tables.targets
     if tables.sweep is not None:
-        parts, head = layout.all_sections(tidy), heading(tables.sweep, tidy)
+        shown, head = parts.all_parts(tidy), heading(tables.sweep, tidy)
     else:
         head = f"# {directory.name}\n"
-        shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
-        parts = [layout.Section("", shown)]
+        means_ = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
+        shown = [layout.Section("", means_)]
     numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
     contents = {
         "table.csv": tidy.to_csv(index=False),
-        "table.md": f"{head}\n{layout.all_markdown(parts)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
-        "table.tex": layout.latex(parts),
+        "table.md": f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
+        "table.tex": layout.latex(shown),
         "rounds_to_target.csv": targets.to_csv(index=False),
     }
     for name, content in contents.items():
@@ -128,6 +143,8 @@ def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
 
 
 def verdicts(tidy: pd.DataFrame) -> str:
+    """Return how many printed values have which verdict, each counted in its first reading."""
+    tidy = parts.printed_once(tidy)
     counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
     return f"{len(tidy)} printed values: {counts}."
 

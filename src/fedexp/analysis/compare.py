@@ -15,8 +15,8 @@ import pandas as pd
 import yaml
 
 from fedexp.analysis.expected import other_data
+from fedexp.analysis.judge import BY_DEFINITION, tolerance, verdict, with_order
 from fedexp.analysis.judge import TOLERANCES as TOLERANCES
-from fedexp.analysis.judge import tolerance, verdict, with_order
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
 from fedexp.metrics.targets import rounds_to_target
@@ -27,6 +27,7 @@ TABLES = Path(__file__).parent / "published" / "tables.csv"
 RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
 CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
 NEVER = math.inf
+AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")  # of FedAvg itself all its rounds and 1, by definition
 # Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
 WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
 
@@ -120,9 +121,11 @@ def load_runs(directory: Path) -> list[Run]:
 Found = tuple[Run, Mapping[str, Any]]  # a run of a printed cell, with what to measure
 
 
-def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
+def printed_cells(sweep: Sweep, table: str = "") -> list[dict[str, str]]:
+    """Return the printed values of a sweep's table, or of another one of its paper."""
     with TABLES.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
+        wanted = (sweep.paper, table or sweep.table)
+        return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == wanted]
 
 
 def cells(sweep: Sweep, jobs: Sequence[Run]) -> pd.DataFrame:
@@ -193,6 +196,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
     error = scaled(noise((values / scale).tolist(), within), scale)
     allowed = None if target is None else tolerance(row, error.error)
     lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
+    defined = row["method"] == "FedAvg" and any(measure["value"] in AGAINST_FEDAVG for _, measure in used)
     return {
         **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
         "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
@@ -208,7 +212,9 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         "printed_std": float(row["std"]) if row["std"] else None,
         "difference": difference,
         "tolerance": allowed,
-        "verdict": verdict(
+        "verdict": BY_DEFINITION
+        if defined
+        else verdict(
             row, [run.diverged for run, _ in used], len(raw) - never, never, difference, allowed, bool(changes), lacks
         ),
         "protocol": "" if not used else "reduced" if changes else "full",
@@ -294,8 +300,10 @@ class Context:
         return float(found[0]["value"])
 
     def against_fedavg(self, run: Run, speedup: bool) -> float | None:
-        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the
-        same protocol; or how many times fewer than FedAvg's number of rounds."""
+        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
+        protocol; or how many times fewer than FedAvg's number of rounds; for FedAvg all its rounds, and 1."""
+        if self.row["method"] == "FedAvg":
+            return 1.0 if speedup else float(run.summary["rounds"])
         fedavg, protocol = [], self.protocol(run)
         for other in self.runs:
             found = cell_of(self.sweep, other.overrides)

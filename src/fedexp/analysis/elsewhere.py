@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fedexp.analysis.sweep import Sweep, launches
-from fedexp.rundir.elsewhere import LOADER, alike, config_of, finished_runs
+from fedexp.rundir.elsewhere import LOADER, alike, config_of, finished_runs, views_of
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,18 @@ class Found:
 def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) -> list[Found]:
     """Return the runs that other sweeps have made and that stand in the tables of this one.
 
-    directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted."""
+    directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted; those come
+    first that were tested in the view of the sweep's rule, and a run of its own without it is none."""
     configs = {path: config_of(path) for path in finished_runs(directory) if path not in own}
     configs = {path: config for path, config in configs.items() if config and directory not in path.parents}
     if not configs:
         return []
-    have = {(alike(config), config.get("seed")) for config in map(config_of, own)}
+    view = sweep.rule.view
+    mine = [config for config in map(config_of, own) if view in views_of(config)]
+    have = {(alike(config), config.get("seed")) for config in mine}
     jobs = jobs_of(sweep, conf, frozenset(map(kind_of, configs.values())))
     found = []
-    for path, config in configs.items():
+    for path, config in sorted(configs.items(), key=lambda item: view not in views_of(item[1])):
         name = (alike(config), config.get("seed"))
         if name[0] in jobs and name not in have:
             have.add(name)

@@ -9,7 +9,7 @@ import pandas as pd
 # How far from the printed value is still "within": a fraction of the unit, or of the printed value (rounds, ratios).
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
-NO_VIEW = "not judged: no {} view"
+NO_VIEW, BY_DEFINITION = "not judged: no {} view", "not judged: by definition"
 TOLERANCES = (
     f"Within: accuracy by {ABSOLUTE['percent']:g} points, two printed standard deviations or two standard errors of "
     f"ours, whichever is most; forgetting and alignment by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}, or "

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis import compare, layout
+from fedexp.analysis import compare, layout, parts
 from fedexp.analysis.status import status
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
@@ -49,15 +49,15 @@ def document(root: Path) -> str:
     notes = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))}
     sweeps = [load_sweep(name, [conf_directory()]) for name in names]
     tables = {sweep.name: read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps}
-    parts = [HEAD, notes.pop("intro", "# Reproduction"), "## Tables and figures of the papers", HOW]
+    texts = [HEAD, notes.pop("intro", "# Reproduction"), "## Tables and figures of the papers", HOW]
     rows = [facts(sweep, tables[sweep.name]) for sweep in sweeps]
-    parts.append(layout.markdown(pd.DataFrame(rows, index=[f"`{name}`" for name in names], columns=list(COLUMNS))))
+    texts.append(layout.markdown(pd.DataFrame(rows, index=[f"`{name}`" for name in names], columns=list(COLUMNS))))
     for sweep in sweeps:
         note, table = notes.pop(sweep.name, ""), tables[sweep.name]
         if table is not None or note:
-            parts.append(section(sweep, table, note))
-    parts += notes.values()
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+            texts.append(section(sweep, table, note))
+    texts += notes.values()
+    return "\n\n".join(part.strip() for part in texts) + "\n"
 
 
 def facts(sweep: Sweep, table: pd.DataFrame | None) -> list[str]:
@@ -74,6 +74,7 @@ def facts(sweep: Sweep, table: pd.DataFrame | None) -> list[str]:
             "",
             *origin(table, "commits", "hardware"),
         ]
+    table = parts.printed_once(table)
     count = Counter(table["protocol"])
     verdicts = Counter(table.loc[table["protocol"] == "full", "verdict"])
     return [
@@ -113,20 +114,20 @@ def section(sweep: Sweep, table: pd.DataFrame | None, note: str) -> str:
     """Return a section: heading (that of the note, where it has one), what was run, the table, the note."""
     first, _, rest = note.partition("\n")
     title, text = (first, rest.strip()) if first.startswith("#") else (f"## {sweep.title}", note)
-    parts = [title]
+    texts = [title]
     if table is None:
-        parts.append(f"`sweep={sweep.name}`: not run.")
+        texts.append(f"`sweep={sweep.name}`: not run.")
     else:
-        parts.append(f"`sweep={sweep.name}`: {summary(sweep, table)} [The table with every number]({csv_of(sweep)}).")
+        texts.append(f"`sweep={sweep.name}`: {summary(sweep, table)} [The table with every number]({csv_of(sweep)}).")
         if compare.printed_cells(sweep):
-            parts += [layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}"]
-            parts.append(layout.all_markdown(layout.all_sections(table), level=4))
-    return "\n\n".join(part.strip() for part in [*parts, text] if part)
+            texts += [layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}"]
+            texts.append(layout.all_markdown(parts.all_parts(table), level=4))
+    return "\n\n".join(part.strip() for part in [*texts, text] if part)
 
 
 def summary(sweep: Sweep, table: pd.DataFrame) -> str:
     named = dict(zip(COLUMNS, facts(sweep, table), strict=True))
-    left = (table["n"] == 0).sum()
+    left = (parts.printed_once(table)["n"] == 0).sum()
     texts = [f"{name}: {text}" for name, text in named.items() if text]
     return "; ".join(texts) + f"; not run: {left}."
 

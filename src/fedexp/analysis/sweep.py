@@ -3,7 +3,9 @@
 A sweep is a list of blocks; a block is a grid: every combination of the values of its axes (`experiment`, `algorithm`
 or any other key of the configuration), with the overrides `with`. Beside each value stand the fields of the printed
 cells that belong to it (columns of published/tables.csv), and `measures` says which of our numbers stands beside which
-printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules).
+printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
+`readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings), and `claims` what the
+paper's text says of the table (fedexp.analysis.claims).
 """
 
 import itertools
@@ -71,6 +73,8 @@ class Sweep:
     table: str
     blocks: tuple[Block, ...]
     rule: Rule = field(default_factory=Rule)
+    readings: Fields = field(default_factory=dict)  # sweep with another reading of cells of the same table -> its label
+    claims: str = ""  # the table of tables.csv with what the paper's text says of this one
 
     @property
     def common(self) -> list[str]:
@@ -92,7 +96,9 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         spec = yaml.safe_load(text)
         blocks = tuple(read_block(block) for block in spec["blocks"])
         title, rule = text.splitlines()[0].lstrip("# "), read_rule(spec.get("report", {}))
-        return Sweep(name, title, str(spec["paper"]), str(spec["table"]), blocks, rule)
+        readings = {str(other): str(label or "") for other, label in spec.get("readings", {}).items()}
+        claims = str(spec.get("claims", ""))
+        return Sweep(name, title, str(spec["paper"]), str(spec["table"]), blocks, rule, readings, claims)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from fedexp.core import storage, yaml_files
+from fedexp.core.views import PLAIN
 from fedexp.rundir import files
 from fedexp.rundir.files import finished_summary
 from fedexp.rundir.fingerprint import fingerprint
@@ -26,6 +27,11 @@ def exact(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for configurations with the same result. The only place that says when two runs are
     the same."""
     return fingerprint(config)
+
+
+def views_of(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the test views of a configuration; one from before there were any has the plain one."""
+    return frozenset(config.get("test_views") or (PLAIN,))
 
 
 def alike(config: Mapping[str, Any]) -> str:
@@ -62,10 +68,19 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 def complete(directory: Path, config: Mapping[str, Any]) -> Path | None:
-    """Return the run elsewhere that makes the job of this directory needless; None where there is none."""
-    wanted = exact(config)
-    others = (other for other in finished_runs(directory) if other != directory.absolute())
-    return next((other for other in others if exact(config_of(other)) == wanted), None)
+    """Return the run elsewhere that makes the job of this directory needless; None where there is none.
+
+    It may have more test views, since a view more changes no number of the others, but never fewer."""
+    wanted, views = exact(config), views_of(config)
+    for other in finished_runs(directory):
+        found = config_of(other) if other != directory.absolute() else {}
+        if (
+            found
+            and views_of(found) >= views
+            and exact({**found, "test_views": [*config.get("test_views", [PLAIN])]}) == wanted
+        ):
+            return other
+    return None
 
 
 def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 import fedexp
 from fedexp.analysis import aggregate, compare, layout
+from fedexp.analysis.claims import of_text
 from fedexp.analysis.compare import Run
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.views import AUGMENTED, file_of, suffix
@@ -356,7 +357,8 @@ def tables(directory: Path, runs: list[Run]) -> dict[str, Any] | None:
     common = {"title": found.sweep.title if found.sweep else directory.absolute().name, "targets": frame(found.targets)}
     if found.sweep is None:
         return common | {"means": frame(found.tidy.drop(columns=list(aggregate.ORIGIN[1:])))}
-    named = found.tidy.assign(column=layout.column_names(found.tidy))
+    tidy = found.tidy[~of_text(found.tidy)]
+    named = tidy.assign(column=layout.column_names(tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (method, column), group in named.groupby(["method", "column"], sort=False):
         cells.setdefault(str(method), {})[str(column)] = [cell(row) for row in group.to_dict("records")]  # type: ignore[arg-type]
