@@ -300,8 +300,8 @@ class Context:
         return float(found[0]["value"])
 
     def against_fedavg(self, run: Run, speedup: bool) -> float | None:
-        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
-        protocol; or how many times fewer than FedAvg's number of rounds; for FedAvg all its rounds, and 1."""
+        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the
+        same protocol; or how many times fewer than FedAvg's number of rounds; for FedAvg all its rounds, and 1."""
         if self.row["method"] == "FedAvg":
             return 1.0 if speedup else float(run.summary["rounds"])
         fedavg, protocol = [], self.protocol(run)
