@@ -2,14 +2,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+CONSTRAINTS ?=
 CASES ?= 2000
 SEED ?= 2
 
+# Empty: what pyproject.toml allows. CONSTRAINTS=constraints.txt: the versions that were tested.
+PIP_INSTALL = $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-peers docs lint format clean
+.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-peers docs audit constraints
+.PHONY: lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +25,7 @@ $(STAMP): pyproject.toml
 	  exit 1; }
 	@echo "Setting up $(VENV) (once; a few minutes and some GB, most of it PyTorch)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
 run: $(STAMP) ## the main job; options: make run ARGS="algorithm=fedntd alpha=0.1"
@@ -39,7 +43,8 @@ test-gpu: $(STAMP) ## tests that need a CUDA device
 test-slow: $(STAMP) ## variants, torchrun, Chromium; the wheel in a clean environment (needs a package index)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-faults: $(STAMP) ## kill -9, 50 times, on every engine (ten minutes); make test-faults ARGS="--seed 1"
+test-faults: $(STAMP) ## a stop at every operation on a file, then kill -9 on every engine (ten minutes each)
+	$(BIN)/python tests/e2e/stops.py
 	$(BIN)/python tests/e2e/kills.py $(ARGS)
 
 test-fuzz: $(STAMP) ## random bad input (half an hour); make test-fuzz CASES=20000 SEED=7
@@ -49,12 +54,22 @@ bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make ben
 	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-peers: $(STAMP) ## speed against Flower and pfl-research (installs the extra `bench`)
-	@$(BIN)/python -m pip install --quiet -e '.[dev,bench]'
+	@$(PIP_INSTALL) -e '.[dev,bench]'
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 docs: $(STAMP) ## the documentation as pages, into site/ (installs the extra `docs`)
-	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(BIN)/python -m pip install --quiet -e '.[docs]'
+	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(PIP_INSTALL) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
+audit: $(STAMP) ## known vulnerabilities of what is installed (needs a network)
+	@$(PIP_INSTALL) pip-audit
+	$(BIN)/pip-audit --skip-editable
+
+constraints: $(STAMP) ## writes the versions of this environment to constraints.txt
+	@head -n 3 constraints.txt >$(VENV)/constraints.txt
+	@$(BIN)/python -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' \
+	  | grep -viE '^(nvidia-|cuda-|triton|fedexp)' >>$(VENV)/constraints.txt
+	@mv $(VENV)/constraints.txt constraints.txt
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

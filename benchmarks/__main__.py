@@ -13,7 +13,8 @@ from fedexp.engine.hardware import cores, has_bf16
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
-    """For each algorithm and precision the bare loop, the floor and the engines; references before who needs them."""
+    """Return, for each algorithm and precision the bare loop, the floor and the engines; references before who needs
+    them."""
     there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
     found = []
     for algorithm, precision in product([a for a in options.algorithms if a in there], options.precisions):
@@ -37,14 +38,18 @@ def contestants(options: argparse.Namespace, workload: Path, data: list[str]) ->
     return [c for c in unique if c in wanted or c.name in references]
 
 
-def by_hand_of(name, options, workload: Path, algorithm: str, precision: str, workers: int) -> Contestant:
+def by_hand_of(
+    name: str, options: argparse.Namespace, workload: Path, algorithm: str, precision: str, workers: int
+) -> Contestant:
     flags = [f"--algorithm={algorithm}", f"--precision={precision}", f"--rounds={options.rounds + 1}"]
     flags += [f"--workers={workers}", f"--threads={1 if workers else options.threads}"]
     flags += ["--local-evaluation"] if options.local_evaluation else []
     return Contestant(name, (sys.executable, "-m", "benchmarks.bare", str(workload), "OUT", *flags))
 
 
-def engine_command(options, engine: str, algorithm: str, precision: str, data: list[str]) -> tuple[str, ...]:
+def engine_command(
+    options: argparse.Namespace, engine: str, algorithm: str, precision: str, data: list[str]
+) -> tuple[str, ...]:
     settings = [*OVERRIDES, *data, f"algorithm={algorithm}", f"rounds={options.rounds + 1}", "hardware=cpu"]
     settings += [f"hardware.engine={engine}", f"hardware.precision={precision}"]
     settings += ["forgetting_metric=in_out_local"] if options.local_evaluation else []

@@ -28,7 +28,8 @@ Weights = dict[str, Tensor]
 
 
 def keep_freed_memory() -> None:
-    """By default glibc gives large blocks back and faults them in again on every step, up to 1.6 times slower."""
+    """Keep freed memory: by default glibc gives large blocks back and faults them in again on every step, up to 1.6
+    times slower."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -59,7 +60,7 @@ class Batches:
     """The local batches of one client: reshuffled every epoch, the last partial one kept, augmented."""
 
     def __init__(self, x: Tensor, y: Tensor, mean: np.ndarray, std: np.ndarray, epochs: int, seed: int):
-        """x: uint8 [N, 32, 32, 3] and y: int64 [N] of the whole training set, on the device of the training."""
+        """Keep x: uint8 [N, 32, 32, 3] and y: int64 [N] of the whole training set, on the device of the training."""
         self.x, self.y, self.epochs = x, y, epochs
         self.generator = torch.Generator(x.device).manual_seed(seed)
         self.mean, self.std = (torch.tensor(v, device=x.device).view(1, 3, 1, 1) for v in (mean, std))
@@ -71,14 +72,15 @@ class Batches:
                 yield augment(self.x[batch], self.draw(len(batch)), self.mean, self.std), self.y[batch]
 
     def draw(self, n: int) -> Tensor:
-        """int64 [5, n]: crop offsets dy and dx, flip, centre cy and cx of the cutout."""
+        """Draw int64 [5, n]: crop offsets dy and dx, flip, centre cy and cx of the cutout."""
         high = (2 * CROP_PADDING + 1, 2 * CROP_PADDING + 1, 2, 32, 32)
         device = self.x.device
         return torch.stack([torch.randint(0, h, (n,), generator=self.generator, device=device) for h in high])
 
 
 def augment(x: Tensor, draws: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 [B, 32, 32, 3] -> float32 [B, 3, 32, 32], channels-last: crop, flip, normalise, cutout per example."""
+    """Augment uint8 [B, 32, 32, 3] -> float32 [B, 3, 32, 32], channels-last: crop, flip, normalise, cutout per
+    example."""
     dy, dx, flip, cy, cx = draws[:, :, None]
     pixels, p = torch.arange(32, device=x.device), CROP_PADDING
     rows = (dy + pixels)[:, :, None]
@@ -91,15 +93,17 @@ def augment(x: Tensor, draws: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
-    """FedNTD's KL(teacher || student) over the classes that are not the label, mean over the batch."""
+    """Return FedNTD's KL(teacher || student) over the classes that are not the label, mean over the batch."""
     keep = torch.arange(student.shape[1], device=y.device) != y[:, None]
     low = torch.finfo(student.dtype).min
     log_q, log_p = (F.log_softmax(torch.where(keep, z, low), -1) for z in (student, teacher))
     return torch.where(keep, log_p.exp() * (log_p - log_q), 0.0).sum(-1).mean()
 
 
-def descend(net: nn.Module, teacher: nn.Module | None, batches: Iterator[tuple[Tensor, Tensor]], lr: float, bf16: bool):
-    """SGD over the batches, in place; with a teacher FedNTD, else FedAvg."""
+def descend(
+    net: nn.Module, teacher: nn.Module | None, batches: Iterator[tuple[Tensor, Tensor]], lr: float, bf16: bool
+) -> None:
+    """Run SGD over the batches, in place; with a teacher FedNTD, else FedAvg."""
     sgd = torch.optim.SGD(net.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True)
     for x, y in batches:
         sgd.zero_grad()
@@ -129,7 +133,7 @@ class Trainer:
         self._x_test: Tensor | None = None
 
     def train(self, weights: Weights, index: Tensor, number: int, position: int) -> tuple[Weights, Tensor | None]:
-        """(local weights, right answers int64 [10] or None) of the client at `position` in round `number`."""
+        """Return (local weights, right answers int64 [10] or None) of the client at `position` in round `number`."""
         net = make_net(weights, self.device)
         teacher = make_net(weights, self.device).requires_grad_(False) if self.options.algorithm == "fedntd" else None
         data = self.data
@@ -140,7 +144,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, weights: Weights) -> Tensor:
-        """Right answers on the test set by class, int64 [10]."""
+        """Return the right answers on the test set by class, int64 [10]."""
         if self._x_test is None:  # normalised once and kept
             mean, std = (torch.tensor(v, device=self.device) for v in (self.data.mean, self.data.std))
             x = torch.from_numpy(self.data.x_test).to(self.device)
@@ -154,7 +158,7 @@ class Trainer:
 
 
 def serve(options: argparse.Namespace, jobs: mp.Queue, results: mp.Queue) -> None:
-    """A worker process of the floor."""
+    """Run a worker process of the floor."""
     trainer = Trainer(options, torch.device("cpu"))
     while (job := jobs.get()) is not None:
         results.put((job[-1], *trainer.train(*job)))
@@ -185,7 +189,7 @@ class Pool:
 
 
 def run(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Trains all rounds; rows of rounds.csv. The clock stops for an evaluation that was not asked for."""
+    """Train all rounds; return the rows of rounds.csv. The clock stops for an evaluation that was not asked for."""
     device = torch.device(options.device)
     torch.manual_seed(0)
     weights = {k: v.detach().to(device) for k, v in Net().state_dict().items()}

@@ -25,7 +25,7 @@ Convolution = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def patches(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """F.conv2d(x, weight, padding=PADDING)."""
+    """Compute F.conv2d(x, weight, padding=PADDING)."""
     image = F.pad(x.permute(0, 2, 3, 1), (0, 0, *PADDING, *PADDING))
     windows = image.unfold(1, KERNEL, 1).unfold(2, KERNEL, 1)  # [B, H, W, C, h, w], a view
     rows = windows.permute(0, 1, 2, 4, 5, 3).flatten(3) @ weight.permute(2, 3, 1, 0).flatten(0, 2)
@@ -40,7 +40,7 @@ WAYS: dict[str, Convolution] = {
 
 
 def step(way: Convolution, clients: int, layer: tuple[int, int, int], dtype: torch.dtype) -> Callable[[], object]:
-    """A forward and a backward pass; images themselves need no gradient."""
+    """Do a forward and a backward pass; images themselves need no gradient."""
     inputs, outputs, side = layer
     x = torch.randn(clients, BATCH, side, side, inputs, device="cuda", dtype=dtype).permute(0, 1, 4, 2, 3)
     weight = torch.randn(clients, outputs, KERNEL, KERNEL, inputs, device="cuda", dtype=dtype).permute(0, 1, 4, 2, 3)
@@ -49,7 +49,7 @@ def step(way: Convolution, clients: int, layer: tuple[int, int, int], dtype: tor
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
-    """Of one replay of its CUDA graph."""
+    """Return the milliseconds of one replay of its CUDA graph."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):

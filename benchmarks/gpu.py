@@ -16,7 +16,7 @@ RESNETS = ("resnet10", "resnet18", "resnet50")
 
 
 class Gpu:
-    """Runs contestants one by one and keeps what could not be measured."""
+    """Runner of contestants one by one, which keeps what could not be measured."""
 
     def __init__(self, options: argparse.Namespace, work: Path):
         self.options, self.work, self.data = options, work, [*data_overrides(), *options.overrides]
@@ -29,7 +29,7 @@ class Gpu:
         return self._run(f"fedexp {engine} {precision} {' '.join(overrides)}", fedexp(*settings, *overrides))
 
     def bare(self, precision: str) -> Rep | None:
-        """The sequential eager loop, testing the global model in every round like fedexp."""
+        """Return the sequential eager loop, testing the global model in every round like fedexp."""
         flags = ("--algorithm=fedntd", f"--precision={precision}", f"--device={self.options.device}")
         command = (sys.executable, "-m", "benchmarks.bare", str(self.work / "w1"), "OUT", *flags)
         more = (f"--rounds={self.options.bare_rounds}", "--global-evaluation")
@@ -46,7 +46,8 @@ class Gpu:
         return rep
 
     def headline(self) -> str:
-        """FedNTD for all rounds, the first too but not the start; its speed over the rounds of the bare loop."""
+        """Run FedNTD for all rounds, the first too but not the start; compare its speed over the rounds of the bare
+        loop."""
         o, rows = self.options, []
         for precision in o.precisions:
             if (bare := self.bare(precision)) is None:
@@ -68,7 +69,7 @@ class Gpu:
         return markdown((*head, "accuracy"), rows)
 
     def algorithms(self) -> str:
-        """Seconds of a round of each algorithm that there is, as a multiple of FedAvg's."""
+        """Return the seconds of a round of each algorithm that there is, as a multiple of FedAvg's."""
         o, rows = self.options, []
         there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
         for precision in o.precisions:

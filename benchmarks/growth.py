@@ -14,8 +14,8 @@ LARGE = ("dataset=random_pixels", "partition=iid")
 
 
 def points(sampled: list[int], clients: list[int]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
-    """Table -> (row, overrides). A client has one batch of 50 in the first and third table, 5 or more examples in the
-    second, where the data are the 50,000 for all numbers of clients: what remains is the cost per client."""
+    """Return table -> (row, overrides). A client has one batch of 50 in the first and third table, 5 or more examples
+    in the second, where the data are the 50,000 for all numbers of clients: what remains is the cost per client."""
     models: dict[str, tuple[str, ...]]
     models = {f"cnn, hidden {width}": ("model=cnn", f"model.hidden=[{width}]") for width in (128, 512, 2048)}
     models |= {name: (f"model={name}",) for name in ("t_cnn", "resnet10", "resnet18")}
@@ -30,7 +30,7 @@ def points(sampled: list[int], clients: list[int]) -> dict[str, list[tuple[str, 
 
 
 def measure_point(overrides: tuple[str, ...], hardware: list[str], rounds: int, work: Path) -> list[str]:
-    """Cells: model in MB, examples a round, seconds of training and of the round, peak memory, time to start."""
+    """Return cells: model in MB, examples a round, seconds of training and of the round, peak memory, time to start."""
     command = fedexp("hardware=cpu", *hardware, *overrides, "local.epochs=1", f"rounds={rounds + 1}")
     rep = measure.run_once(Contestant("point", command), work / "out", timeout=600, environment={})
     with (work / "out" / "rounds.csv").open(newline="") as file:

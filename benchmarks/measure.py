@@ -30,7 +30,7 @@ BAD_INPUT = 2  # fedexp's exit code for what it refuses
 
 @dataclass(frozen=True)
 class Contestant:
-    """`command` writes rounds.csv into the folder whose name replaces OUT in it."""
+    """A program to measure: `command` writes rounds.csv into the folder whose name replaces OUT in it."""
 
     name: str
     command: tuple[str, ...]
@@ -52,7 +52,7 @@ class Rep:
 
 
 class Refused(Exception):
-    """fedexp says that it has no such option; the message is its own."""
+    """Error: fedexp says that it has no such option; the message is its own."""
 
 
 def write_rounds(folder: Path, rows: Sequence[dict]) -> None:
@@ -64,7 +64,7 @@ def write_rounds(folder: Path, rows: Sequence[dict]) -> None:
 
 
 def read_rounds(folder: Path, pss: float = 0.0, rss: float = 0.0, last: int | None = None) -> Rep:
-    """`last`: the last round to count, where not all are."""
+    """Read the rounds. `last`: the last round to count, where not all are."""
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     counted = [row for row in rows if 1 < int(row["round"]) <= (last or len(rows))]
@@ -84,7 +84,8 @@ class Memory:
     rss: float = 0.0
 
     def pids(self) -> list[int]:
-        """By environment, not by parent: daemons such as Ray's do not stay below the process that started them."""
+        """Return the processes by environment, not by parent: daemons such as Ray's do not stay below the process that
+        started them."""
         needle, found = f"{MARK}={self.mark}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -113,7 +114,7 @@ class Memory:
 
 
 def run_once(contestant: Contestant, out: Path, timeout: float, environment: dict[str, str]) -> Rep:
-    """One repetition. Raises Refused, or RuntimeError with the end of the output."""
+    """Run one repetition. Raises Refused, or RuntimeError with the end of the output."""
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     memory, log = Memory(uuid.uuid4().hex), out.parent / f"{out.name}.log"
@@ -152,7 +153,7 @@ def measure(
     environment: dict[str, str] | None = None,
     timeout: float = 1800,
 ) -> tuple[dict[str, list[Rep]], list[str]]:
-    """All contestants in turn, A B C A B C ...; returns their repetitions and a line for each one left out.
+    """Measure all contestants in turn, A B C A B C ...; return their repetitions and a line for each one left out.
 
     All must have trained the same numbers of examples, else RuntimeError.
     """
@@ -177,18 +178,18 @@ def measure(
 
 
 def spread(values: Sequence[float], form: str = ",.0f") -> str:
-    """Median and range."""
+    """Return the median and range."""
     middle = format(statistics.median(values), form)
     return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
 
 
 def ratios(reps: Sequence[Rep], reference: Sequence[Rep], quantity: str) -> str:
-    """Pairwise within each repetition: what disturbs the machine for minutes disturbs both."""
+    """Return the ratios pairwise within each repetition: what disturbs the machine for minutes disturbs both."""
     return spread([getattr(a, quantity) / getattr(b, quantity) for a, b in zip(reps, reference, strict=True)], ".2f")
 
 
 def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:
-    """Markdown: medians, ranges, and ratios to each contestant's reference."""
+    """Return a Markdown table: medians, ranges, and ratios to each contestant's reference."""
     head = (
         *("contestant", "n", "training examples/s", "s a round, all in", "reference"),
         *("x reference (training)", "x reference (all in)", "peak PSS (RSS), GiB", "accuracy at the end"),
@@ -213,7 +214,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """CPU, cores, instruction set, versions, date: what a figure depends on."""
+    """Return CPU, cores, instruction set, versions, date: what a figure depends on."""
     import torch
 
     from fedexp.engine.hardware import cores, cpu_name
@@ -226,7 +227,7 @@ def machine() -> str:
 
 
 def write_section(name: str, text: str, path: Path = RESULTS) -> None:
-    """Replaces one command's section in RESULTS.md and keeps those of the others."""
+    """Replace one command's section in RESULTS.md and keep those of the others."""
     old = path.read_text() if path.exists() else "# Measured speeds\n\nWritten by the commands of README.md.\n"
     sections = re.split(r"^(?=## )", old, flags=re.MULTILINE)
     kept = [s.strip() for s in sections if not s.startswith(f"## {name}\n")]
@@ -234,6 +235,6 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
 
 
 def fedexp(*overrides: str, ranks: int = 0) -> tuple[str, ...]:
-    """The command line of a real run, without a tracker; with `ranks` started by torchrun."""
+    """Return the command line of a real run, without a tracker; with `ranks` started by torchrun."""
     start = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}") if ranks else (sys.executable,)
     return (*start, "-m", "fedexp", "--config-dir", str(CONF), "tracker=none", *overrides, "hydra.run.dir=OUT")

@@ -49,7 +49,8 @@ class FewRandomPixels(RandomPixels):
 
 
 def data_overrides() -> list[str]:
-    """CIFAR-10 below FEDEXP_DATA (default: data/) where it is there, else random pixels; nothing is downloaded."""
+    """Return CIFAR-10 below FEDEXP_DATA (default: data/) where it is there, else random pixels; nothing is
+    downloaded."""
     folder = Path(os.environ.get("FEDEXP_DATA") or ROOT / "data").resolve()
     there = all((folder / "cifar10" / split).is_dir() for split in ("train", "test"))
     there = there or (folder / "cifar-10-batches-py").is_dir()
@@ -57,7 +58,7 @@ def data_overrides() -> list[str]:
 
 
 def data_sentence(overrides: list[str]) -> str:
-    """Which pixels, for the results."""
+    """Return a sentence about the pixels, for the results."""
     if "dataset=random_pixels" not in overrides:
         return "real CIFAR-10"
     return "random pixels (CIFAR-10 is not below FEDEXP_DATA; the client sizes are the same, and so is the work)"
@@ -65,7 +66,7 @@ def data_sentence(overrides: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a contestant reads; `load` maps it from the file that `save` wrote."""
+    """Workload that a contestant reads; `load` maps it from the file that `save` wrote."""
 
     x_train: np.ndarray  # uint8 [N, 32, 32, 3]
     y_train: np.ndarray  # int64 [N]
@@ -78,13 +79,13 @@ class Workload:
     epochs: np.ndarray  # int64 []
 
     def cohort(self, number: int) -> list[np.ndarray]:
-        """The training examples of each client of round 1, 2, ..."""
+        """Return the training examples of each client of round 1, 2, ..."""
         start = int(self.sizes[: number - 1].sum())
         own = self.sizes[number - 1]
         return np.split(self.indices[start : start + own.sum()], np.cumsum(own)[:-1])
 
     def examples(self, number: int) -> int:
-        """Examples trained on in a round, counting every epoch."""
+        """Return the number of examples trained on in a round, counting every epoch."""
         return int(self.epochs) * int(self.sizes[number - 1].sum())
 
     def save(self, folder: Path) -> None:
@@ -100,7 +101,7 @@ class Workload:
 
 
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:
-    """W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
+    """Return W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
     from hydra import compose, initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict

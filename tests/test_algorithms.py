@@ -39,7 +39,7 @@ from fedexp.rundir import checkpoint, files
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.experiment import Experiment, State
 from fedexp.training.recorder import Recorder
-from fedexp.training.rounds import play_round, run
+from fedexp.training.rounds import play_round, run_rounds
 from toy_federation import CONF, ENGINES, LOCAL, advance, assemble, broadcast, describe, flat, make_experiment, play
 
 
@@ -393,7 +393,7 @@ def record(experiment, directory, resume):
     state = State.from_tree(saved, torch.device("cpu"), directory) if resume else experiment.initial_state()
     recorder = Recorder(directory, experiment, [], saved["lengths"] if resume else None)
     try:
-        return run(experiment, state, recorder)
+        return run_rounds(experiment, state, recorder)
     finally:
         recorder.close()
 

@@ -17,9 +17,11 @@ from fedexp.config.build import GROUPS, build, convert, find_class
 from fedexp.config.options import known_keys, list_groups, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
+from fedexp.rundir.fingerprint import fingerprint
 from toy_federation import CONF, composed
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
+EXPERIMENTS = SURFACE.with_name("experiments.txt")  # fingerprints
 OPTIONS = {group: list_options(group, [CONF]) for group in list_groups([CONF])}
 TOGETHER = [  # an option of every group, until each has been had
     {group: options[i % len(options)] for group, options in OPTIONS.items()}
@@ -44,20 +46,19 @@ def together(chosen: dict[str, str]) -> Any:
 
 
 def test_groups_of_conf_are_those_that_are_built():
-    assert tuple(list_groups([CONF])) == GROUPS
+    assert tuple(list_groups([CONF])) == tuple(GROUPS)
 
 
 @pytest.mark.parametrize("chosen", TOGETHER, ids=lambda chosen: chosen["algorithm"])
 def test_every_option_composes_and_builds(chosen):
     built = build(config := together(chosen))
-    assert built.groups.keys() == chosen.keys()
     for group in chosen:
-        assert type(built.groups[group]) is find_class(config[group]["_target_"], group)
+        assert type(getattr(built, group)) is find_class(config[group]["_target_"], group)
 
 
 @pytest.mark.parametrize("option", list_options("model", [CONF]))
 def test_every_model_runs_on_colour_images_or_texts(option):
-    model = build(composed(f"model={option}")).groups["model"]
+    model = build(composed(f"model={option}")).model
     if model.reads == "images":
         output = (network := model.build((3, 32, 32), 7))(torch.zeros(2, 3, 32, 32))
     else:
@@ -70,6 +71,21 @@ def test_every_model_runs_on_colour_images_or_texts(option):
 def test_option_surface():
     """A new, renamed or lost knob is to be seen in a diff: python tests/test_build.py --write."""
     assert sorted(known_keys(CONF, [])) == SURFACE.read_text(encoding="utf-8").splitlines()
+
+
+FINGERPRINTS = dict(line.split() for line in EXPERIMENTS.read_text(encoding="utf-8").splitlines())
+FEW = ("cfed/image_class", "fedka/tiny_imagenet", "fedntd/mnist_s2", "flashback/femnist_3432")
+
+
+@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in FINGERPRINTS])
+def test_settings_of_papers_decide_the_same_runs_as_ever(name):
+    """An experiment builds on a protocol; whatever is moved between the two, what is resolved stays the same."""
+    assert fingerprint(OmegaConf.to_container(composed(f"experiment={name}"), resolve=True), {}) == FINGERPRINTS[name]
+
+
+def test_every_experiment_has_its_fingerprint():
+    assert list(FINGERPRINTS) == list_options("experiment", [CONF])
+    assert not any("_protocol" in name for name in FINGERPRINTS)
 
 
 def test_every_key_of_a_composed_configuration_is_in_the_surface():
@@ -95,9 +111,9 @@ def test_values_of_the_command_line_arrive():
     built = build(
         composed("alpha=0.3", "algorithm=fedntd", "algorithm.tau=3", "targets=[0.5,1]", "local.lr=0.2", "dataset=mnist")
     )
-    assert built.groups["partition"].alpha == 0.3
-    assert built.groups["algorithm"].tau == 3.0
-    assert isinstance(built.groups["algorithm"].tau, float)
+    assert built.partition.alpha == 0.3
+    assert built.algorithm.tau == 3.0
+    assert isinstance(built.algorithm.tau, float)
     assert built.settings.targets == [0.5, 1.0]
     assert (built.local.lr, built.local.epochs) == (0.2, 3)  # epochs: mnist's own
 
@@ -173,7 +189,10 @@ def test_dataset_brings_its_protocol():
         (["surrogate.options=5"], "surrogate.options=5: must be values by name, such as {root: photos}"),
         (["surrogate.dataset=digits", "surrogate.options=5"], "surrogate.options=5: must be values by name"),
         (["surrogate.dataset=3"], "surrogate.dataset=3: must be the name of a data set, or null"),
-        (["scenario=domain_incremental", "scenario.domains=[3]"], "scenario.domains=[3]: must be names of data sets"),
+        (
+            ["scenario=domain_incremental", "scenario.domains=[3]"],
+            "scenario.domains[0]=3: must be the name of a data set",
+        ),
         (["seeds.sampling=-1"], "seeds.sampling (default: seed)=-1: must be an integer of at least 0"),
         (["seeds.partition=${nope}"], "seeds.partition: Interpolation key 'nope' not found"),
         (["seed=???"], "seed"),
@@ -276,7 +295,7 @@ def test_algorithm_of_another_package(tmp_path, monkeypatch):
     option.write_text("_target_: their_package.Theirs\nparadigm: federated\n")
     monkeypatch.setattr(trust, "search_path", lambda: [CONF, tmp_path / "conf_mine"])
     config = composed(target, "+algorithm.rho=2")
-    algorithm = build(config).groups["algorithm"]
+    algorithm = build(config).algorithm
     assert (type(algorithm).__name__, algorithm.rho) == ("Theirs", 2.0)
     (sentence,) = trust.foreign(OmegaConf.to_container(config))
     for part in ("their_package.Theirs", str(tmp_path / "their_package.py"), str(option)):
@@ -291,8 +310,26 @@ def test_a_class_of_another_group_is_refused(group):
     config = composed()
     OmegaConf.set_struct(config, False)
     config[group] = {"_target_": other}
-    with pytest.raises(ConfigError, match=rf"{group}\._target_={other}: is no {group}, it has no \w+"):
+    base = f"{GROUPS[group].__module__}.{GROUPS[group].__qualname__}"
+    wanted = f"{group}._target_={other}: must be {base} or a class that derives from it"
+    with pytest.raises(ConfigError) as error:
         build(config)
+    assert wanted in str(error.value).splitlines()
+
+
+def test_a_class_of_another_kind_is_refused_inside_an_option():
+    other = "fedexp.data.partition.IID"
+    (line,) = errors_of(f"dataset.augmentation={{_target_: {other}}}")
+    allowed = "fedexp.data.augment.Augmentation or a class that derives from it"
+    assert line == f"dataset.augmentation._target_={other}: must be {allowed}"
+    assert errors_of("dataset.augmentation=null") == ["dataset.augmentation=None: must be a node with _target_"]
+    assert errors_of("surrogate.dataset=[digits]")[0].startswith("surrogate.dataset=['digits']: must be the name of a")
+
+
+def test_a_base_of_a_group_is_no_option():
+    assert errors_of("partition._target_=fedexp.models.Model")[0].startswith("partition._target_=fedexp.models.Model")
+    abstract = "fedexp.data.datasets.Dataset"
+    assert errors_of(f"dataset._target_={abstract}") == [f"dataset._target_={abstract}: does not define read"]
 
 
 if __name__ == "__main__":

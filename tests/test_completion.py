@@ -65,7 +65,7 @@ def test_keys_a_step_at_a_time_and_values():
 
 def test_sweeps_and_lists_only_with_multirun():
     assert offered("sweep=") == []
-    assert offered("--multirun sweep=cfed_t") == ["sweep=cfed_table1", "sweep=cfed_table2"]
+    assert offered("--multirun sweep=cfed_t") == ["sweep=cfed_table1", "sweep=cfed_table1_lr1e-6", "sweep=cfed_table2"]
     assert offered("-m preview=") == ["preview=false", "preview=true"]
     assert offered("-m algorithm=fedavg,fedn") == ["algorithm=fedavg,fednova", "algorithm=fedavg,fedntd"]
     assert offered("algorithm=fedavg,fedn") == []
@@ -111,11 +111,11 @@ def test_bad_questions(arguments, message):
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_answers_of_each_shell(shell, monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", "fedexp model=cnn")
-    assert main.answer(["--shell-completion", f"query={shell}"], main.nullcontext()) == 0
+    assert main.main(["--shell-completion", f"query={shell}"]) == 0
     end = " " if shell == "bash" else ""
     assert capsys.readouterr().out == f"model=cnn{end}\nmodel=cnn_3fc{end}\n"
     for task in ("install", "uninstall"):
-        assert main.answer(["-sc", f"{task}={shell}"], main.nullcontext()) == 0
+        assert main.main(["-sc", f"{task}={shell}"]) == 0
         assert "fedexp" in capsys.readouterr().out
 
 

@@ -234,14 +234,14 @@ def test_the_same_command_mends_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false", "seed=0"]
     small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.sweep.dir=multirun/a"]
-    assert main.answer(["--multirun", *small], main.nullcontext()) == 0
+    assert main.main(["--multirun", *small]) == 0
     (job,) = SweepDirectory(tmp_path / "multirun" / "a").jobs
     before, overrides = job.class_accuracy(), (job.directory / FILES[-1]).read_text()
     for name, damage in REPAIRS.items():
         DAMAGES[damage](job.directory / name)
         assert SweepDirectory(tmp_path / "multirun" / "a").complete == []
         capsys.readouterr()
-        assert main.answer(["--multirun", *small], main.nullcontext()) == 0
+        assert main.main(["--multirun", *small]) == 0
         assert f"{name}: " in capsys.readouterr().err
         (again,) = SweepDirectory(tmp_path / "multirun" / "a").complete
         pd.testing.assert_frame_equal(again.class_accuracy(), before)

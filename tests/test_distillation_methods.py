@@ -254,14 +254,14 @@ def test_fedka_s_classes_by_hand():
 @pytest.mark.parametrize(("anchors", "classes"), [("both", {1, 2, 3}), ("non_dominant", {1, 2}), ("missing", {3})])
 def test_fedka_s_anchors_by_hand(anchors, classes):
     info = federation()
-    plan = ka(anchors=anchors).plan(info, 0, np.random.default_rng(0))
+    plan = ka(anchors=anchors).host_plan(info, 0, np.random.default_rng(0))
     numbers = plan["numbers"][plan["valid"] > 0, 0]
     assert set(info.labels[numbers].tolist()) == classes
     assert len(numbers) == len(classes)
     assert plan["columns"].tolist() == [0, 1, 1, 1]
     if 3 in classes:
         assert 11 in numbers, "the shared example of the missing class"
-    few = ka(anchors=anchors, max_anchors=1).plan(info, 0, np.random.default_rng(0))
+    few = ka(anchors=anchors, max_anchors=1).host_plan(info, 0, np.random.default_rng(0))
     assert few["valid"].tolist() == [1.0]
 
 

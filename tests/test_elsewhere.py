@@ -18,14 +18,16 @@ from toy_federation import CONF, composed
 
 
 def make(folder, overrides, accuracy, choices, **changes):
-    """A finished run of a composed configuration."""
-    make_run(folder, overrides, [accuracy], seed=0)
+    """A finished run of a composed configuration, in both views unless the overrides say otherwise."""
+    plain = PLAIN in overrides
+    make_run(folder, overrides, [accuracy], seed=0, views=not plain)
     directory = max(folder.glob("run*"))
-    config = resolve(composed(*overrides)) | {"choices": choices} | changes
+    config = resolve(composed(*overrides, *([] if plain else [BOTH]))) | {"choices": choices} | changes
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     return directory
 
 
+PLAIN, BOTH = (f"test_views=[{names}]" for names in ("plain", "plain,augmented"))
 CIFAR = ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"]
 CHOICES = {"dataset": "cifar10", "algorithm": "fedavg"}
 
@@ -90,16 +92,40 @@ def test_a_failed_or_unfinished_run_stands_for_nothing(tmp_path):
     assert complete(job, config) is None
 
 
+def test_a_run_with_more_views_stands_for_one_with_fewer(tmp_path):
+    """Its plain numbers are equal; the reverse would leave the second view out."""
+    folder = tmp_path / "multirun" / "a"
+    directory, job = make(folder, CIFAR, 0.4, CHOICES), tmp_path / "multirun" / "b" / "job"
+    assert complete(job, resolve(composed(*CIFAR))) == directory
+    assert complete(job, resolve(composed(*CIFAR, BOTH))) == directory
+    assert complete(job, resolve(composed(*CIFAR, "seed=1"))) is None
+    other = tmp_path / "other" / "multirun"
+    plain = make(other / "a", [*CIFAR, PLAIN], 0.4, CHOICES)
+    assert complete(other / "b" / "job", resolve(composed(*CIFAR, BOTH))) is None
+    assert complete(other / "b" / "job", resolve(composed(*CIFAR))) == plain
+
+
+def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(tmp_path):
+    """Table 10 is judged in the augmented view, so no plain run hides the one of Table 1 in both."""
+    multirun = tmp_path / "multirun"
+    for folder, views, accuracy in (("a", PLAIN, 0.9), ("fedntd_table1", BOTH, 0.42)):
+        make(multirun / folder, [*CIFAR, views], accuracy, CHOICES)
+    make(multirun / "fedntd_table10", [*CIFAR, "participation=0.1", PLAIN], 0.8, CHOICES)
+    mark(multirun / "fedntd_table10", "fedntd_table10")
+    row = one(table10(multirun / "fedntd_table10"), setting="R=0.1", method="FedAvg", metric="accuracy")
+    assert (row["n"], float(row["mean"]), row["from"]) == (1, pytest.approx(42), "fedntd_table1")
+
+
 @pytest.mark.slow  # two sweeps of small runs
 def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
     small += ["hardware.engine=sequential", "hardware.threads=1"]
-    assert main.answer(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"], main.nullcontext()) == 0
+    assert main.main(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"]) == 0
     capsys.readouterr()
     again = ["--multirun", *small, "seed=0,1", "hydra.sweep.dir=multirun/b"]
-    assert main.answer(again, main.nullcontext()) == 0
+    assert main.main(again) == 0
     (first,) = (tmp_path / "multirun" / "a").glob("digits_*")
     job = tmp_path / "multirun" / "b" / first.name
     assert sorted(path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name) == [elsewhere.NOTE]
@@ -114,6 +140,6 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
     # Once that run is gone the job is one again.
     (first / "summary.json").unlink()
     assert status(jobs[0]) == "new"
-    assert main.answer(again, main.nullcontext()) == 0
+    assert main.main(again) == 0
     assert (job / "summary.json").exists()
     assert not (job / elsewhere.NOTE).exists()

@@ -70,6 +70,6 @@ def test_a_run_notes_its_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["rounds=1", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false"]
     small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.run.dir=run"]
-    assert main.answer(small, main.nullcontext()) == 0
+    assert main.main(small) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["data"] == {"train": 1437, "test": 360, "classes": 10, "clients": 4}

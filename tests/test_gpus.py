@@ -131,11 +131,11 @@ def test_a_job_runs_on_the_gpu_that_it_got(monkeypatch, tmp_path):
     monkeypatch.setattr(gpus, "count_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with on_a_gpu(built, Place(finds_gpu=True)) as first, on_a_gpu(built, Place(finds_gpu=True)) as second:
-        assert [each.groups["hardware"].device for each in (first, second)] == ["cuda:0", "cuda:1"]
-        assert replace(second.groups["hardware"], device="auto") == built.groups["hardware"]
+        assert [each.hardware.device for each in (first, second)] == ["cuda:0", "cuda:1"]
+        assert replace(second.hardware, device="auto") == built.hardware
         for changes in ({"device": "cpu"}, {"device": "cuda:1"}, {"engine": "workers"}):
-            chosen = replace(built.groups["hardware"], **changes)
-            asked = replace(built, groups={**built.groups, "hardware": chosen})
+            chosen = replace(built.hardware, **changes)
+            asked = replace(built, hardware=chosen)
             with on_a_gpu(asked, Place(finds_gpu=True)) as same:  # would wait otherwise
                 assert same is asked
     with on_a_gpu(built, Place()) as same:  # Slurm or Ray has given it one

@@ -19,7 +19,8 @@ from toy_federation import CONF, composed, make_experiment
 
 FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"  # a job of the code before format 2
 
-# (command line, its hash, the hash of its group) as the code before format 2 made them, with data_dir=data.
+# (command line, its hash, the hash of its group) as the code before format 2 made them, with data_dir=data. Values that
+# were defaults then and are none today stand in the command line.
 HASHES = [
     ("", "e9f10c3b", "ca265d42"),
     ("dataset=digits algorithm=fedntd seed=3", "6e99896a", "c57eac50"),
@@ -27,12 +28,17 @@ HASHES = [
     ("experiment=cfed/text_class", "4a81fc06", "ab55e604"),
     ("experiment=cfed/text_domain_noniid algorithm=cfed_c", "4825e2d6", "d8160855"),
     ("experiment=flashback/femnist_500 algorithm=flashback", "96d3811b", "566c5ca5"),
-    ("experiment=fedka/tiny_imagenet algorithm=fedka", "388c961b", "d0545f1a"),
-    ("experiment=cfed/image_class algorithm=feddmc_full", "ec4dd2ab", "cceb97f8"),
+    ("experiment=fedka/tiny_imagenet algorithm=fedka algorithm.beta=0.1", "388c961b", "d0545f1a"),
+    (
+        "experiment=cfed/image_class algorithm=feddmc_full local.lr=1e-6 "
+        "dataset.mean=[0.49139968,0.48215827,0.44653124] dataset.std=[0.24703233,0.24348505,0.26158768]",
+        "ec4dd2ab",
+        "cceb97f8",
+    ),
     ("dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold", "127bb9e0", "c1d2393d"),
     ("dataset=cinic10 partition=sharding algorithm=feddyn data_dir=data forgetting_metric=all", "889225a5", "c799d721"),
     ("partition=file partition.path=p.npz model=resnet56_bottleneck algorithm=fedrod", "b9a3c885", "264fc12f"),
-    ("dataset=mnist algorithm=fedreg hardware.precision=fp64", "b652cb08", "ebee745f"),
+    ("dataset=mnist algorithm=fedreg hardware.precision=fp64 local.lr=0.01", "b652cb08", "ebee745f"),
     ("experiment=fedntd/mnist_s2 algorithm=feddf public.fraction=0.1 partition=shards", "36935f8f", "0b06f50a"),
     (
         "scenario=domain_incremental dataset=thucnews model=textcnn algorithm=ewc surrogate.dataset=weibo",

@@ -15,7 +15,6 @@ from fedexp.cli.launchers import jobs_at_once, place_of, quoted, settle
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
 from fedexp.engine import hardware
-from fedexp.training import gpus
 from fedexp.training.place import Place
 from toy_federation import CONF, HARDWARE
 
@@ -43,7 +42,7 @@ def test_every_launcher_composes_with_its_plugin_and_without(monkeypatch, name, 
     if not installed:
         del options[f"{name}.yaml"]
     monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", options)
-    monkeypatch.setattr(gpus, "count_gpus", lambda: 3)
+    monkeypatch.setattr(launchers, "count_gpus", lambda: 3)
     node = OmegaConf.to_container(launching(f"hydra/launcher={name}").hydra.launcher, resolve=True)
     ours = OmegaConf.load(CONF / "launcher" / f"{name}.yaml")
     assert {key: node[key] for key in ours if "$" not in str(ours._get_node(key))} == {
@@ -75,7 +74,7 @@ def test_importable():
     ],
 )
 def test_jobs_at_once(monkeypatch, gpus, changes, expected):
-    monkeypatch.setattr(gpus, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(launchers, "count_gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     assert jobs_at_once({"device": "auto", "engine": "auto", "jobs_per_gpu": 1} | changes) == expected
 

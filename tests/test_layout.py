@@ -1,7 +1,11 @@
 """The layout of the package: which rooms there are, and that no import points upwards."""
 
 import ast
+import re
 from pathlib import Path
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.structure import RoundStructure
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
 # From the ground up: a room may import from those before it, also within functions.
@@ -10,6 +14,7 @@ ROOMS = (
     *("training", "analysis", "cli", "aliases"),
 )
 LOOSE = 4  # modules that lie in no room, at most
+HOOKS = 18  # that a newcomer meets in algorithms/base.py, at most
 
 
 def room_of(path):
@@ -48,3 +53,30 @@ def test_every_module_has_a_room():
     assert len(loose) <= LOOSE, loose
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
     assert rooms == set(ROOMS)
+
+
+def test_private_interfaces_of_libraries_are_in_one_place():
+    private = re.compile(
+        r"hydra\._internal|torch\._(?!_)|logging\._|\._(value|get_node|dereference_node|is_none|is_missing)\("
+    )
+    elsewhere = [
+        f"{path.relative_to(PACKAGE)}: {found.group()}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.parent != PACKAGE / "core" / "private"
+        for found in private.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not elsewhere, "core/private is their place"
+
+
+def test_the_base_of_algorithms_has_few_hooks():
+    """What few algorithms need is in structure.py, and defined there alone."""
+
+    def hooks(cls):
+        return {name for name, value in vars(cls).items() if not name.startswith("_") and is_hook(value)}
+
+    def is_hook(value):
+        return isinstance(value, property) or callable(value)
+
+    assert len(hooks(FedAvg)) <= HOOKS, sorted(hooks(FedAvg))
+    assert not hooks(FedAvg) & hooks(RoundStructure)
+    assert {"exchanges", "roles", "begin_task"} <= hooks(RoundStructure)

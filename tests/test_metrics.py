@@ -492,3 +492,23 @@ def test_yaml_fits_its_class(option):
     assert cls(**node).__dict__ == node
     assert name == {"degree": "ForgettingDegree"}.get(option, option.title().replace("_", ""))
     assert cls(**node).needs_local == (option not in ("alignment", "backward_transfer", "consistency", "round_drop"))
+
+
+def test_what_a_round_costs_is_not_what_the_run_has_cost():
+    """The values of the last round, taken from the last rows, are those of the measures over all rounds; the matrix
+    grows in place and stays what stacking gives."""
+    rng = np.random.default_rng(0)
+    history = History(np.ones((3, 4), dtype=np.int64))
+    metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), Consistency()))
+    for number in range(40):
+        history.add(number, rng.random(4))
+        cw = np.stack(history.class_accuracy)
+        np.testing.assert_array_equal(history.matrix, cw)
+        values = metrics.round_values(history)
+        drops, cosines = forgetting.round_drop(cw), forgetting.consistency(cw)
+        assert values["round_forgetting"] == pytest.approx(drops[-1] if len(drops) else np.nan, abs=0, nan_ok=True)
+        assert values["consistency"] == pytest.approx(cosines[-1] if len(cosines) else np.nan, abs=0, nan_ok=True)
+    half = history.upto(20)
+    np.testing.assert_array_equal(half.matrix, history.matrix[:21])
+    half.add(21, np.zeros(4))
+    assert history.matrix[21].any()  # each history has rows of its own

@@ -97,11 +97,11 @@ def test_the_last_round_of_a_run_is_measured(tmp_path, monkeypatch, capsys):
     small = ["rounds=2", "local.epochs=1", "num_clients=4", "participation=0.25", "alpha=1", "tracker=none"]
     small += ["figures=false", "hardware.engine=sequential", "hardware.threads=1", "model=cnn_3fc"]
     monkeypatch.setattr("sys.argv", ["fedexp"])
-    assert main.answer([*small, "forgetting_metric=alignment", "hydra.run.dir=run"], main.nullcontext()) == 0
+    assert main.main([*small, "forgetting_metric=alignment", "hydra.run.dir=run"]) == 0
     layers = json.loads((tmp_path / "run" / "summary.json").read_text())["alignment"]
     assert [(row["layer"], row["neurons"]) for row in layers] == [(1, 512), (2, 128)]
     for row in layers:
         assert 0 < row["aggregated"] < 1
         assert (row["local"], row["local_std"]) == (row["aggregated"], 0)
-    assert main.answer(["model=resnet10", "forgetting_metric=alignment", "tracker=none"], main.nullcontext()) == 2
+    assert main.main(["model=resnet10", "forgetting_metric=alignment", "tracker=none"]) == 2
     assert "has no fully connected hidden layers" in capsys.readouterr().err

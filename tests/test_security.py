@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
 # The engines' processes send each other pickles, over a socket pair or torch.distributed; CIFAR's files are read by
 # an unpickler that builds nothing but arrays.
-PICKLES = ("engine/channel.py", "engine/distributed.py", "data/torchvision_files.py")
+PICKLES = ("engine/processes/channel.py", "engine/processes/distributed.py", "data/torchvision_files.py")
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 CALLS = {"eval", "exec", "compile", "__import__", "unsafe_load", "full_load", "read_pickle"}
 CALLS |= {"extractall", "extract", "extract_archive", "unpack_archive", "download_and_extract_archive", "fromregex"}

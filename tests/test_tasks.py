@@ -16,7 +16,7 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
-from fedexp.training.job import Job, execute
+from fedexp.training.job import Job, train_run
 from fedexp.training.prepare import divide, prepare
 from toy_federation import composed
 
@@ -376,7 +376,7 @@ def test_named_data_sets_are_filled_in():
     assert values["scenario"]["domains"][0]["data_dir"] == "here"
     assert values["surrogate"]["dataset"]["size"] == 8
     built = build(config)
-    assert [domain.name for domain in built.groups["scenario"].domains] == ["mnist"]
+    assert [domain.name for domain in built.scenario.domains] == ["mnist"]
     assert built.surrogate.dataset.name == "image_folder"
 
 
@@ -445,7 +445,7 @@ def run_once(directory, *overrides):
     config = composed("scenario=class_incremental", "partition=shards", "tracker=none", "figures=false", "rounds=2",
                       "local.epochs=1", "hardware.engine=sequential", "hardware.threads=1", *overrides)  # fmt: skip
     choices = {"algorithm": "a", "dataset": "digits", "partition": "shards", "model": "cnn", "scenario": "class"}
-    return execute(Job(config, directory, [], choices, None))
+    return train_run(Job(config, directory, [], choices, None))
 
 
 def test_files_of_a_stream(tmp_path):

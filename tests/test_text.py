@@ -364,7 +364,7 @@ def test_bad_values_are_named(values, message, tmp_path):
 
 @pytest.mark.parametrize("option", [*OPTIONS, "weibo"])
 def test_options_build_under_their_own_names(option):
-    built = build(composed(f"dataset={option}", "model=textcnn")).groups["dataset"]
+    built = build(composed(f"dataset={option}", "model=textcnn")).dataset
     assert (built.name, built.length, built.max_words, built.kind) == (option, 32, 10_000, "text")
     assert isinstance(built.augmentation, DropoutKeys)
 
@@ -385,10 +385,10 @@ def test_options_bring_the_protocol_of_cfed(option):
 
 def test_kinds_of_models_and_data_match():
     for option, kind in (("cnn", "images"), ("resnet10", "images"), ("resnet18", "images"), ("textcnn", "text")):
-        model = build(composed(f"model={option}")).groups["model"]
+        model = build(composed(f"model={option}")).model
         assert (model.reads, model.mixes_examples) == (kind, option.startswith("resnet"))
         assert model.vectorises == (option == "cnn")
-    assert build(composed()).groups["dataset"].kind == "images"
+    assert build(composed()).dataset.kind == "images"
     assert replace(SMALL, dropout=0.0).vectorises
 
 
@@ -618,7 +618,7 @@ def test_real_thucnews_and_weibo():
     data_dir = Path(os.environ.get("FEDEXP_DATA", "data")).absolute()
     if not (data_dir / "thucnews" / "train.txt").exists():
         pytest.skip(f"{data_dir / 'thucnews'} is not there; set FEDEXP_DATA to the folder that has it")
-    data = build(composed("dataset=thucnews", f"data_dir='{data_dir}'")).groups["dataset"].load()
+    data = build(composed("dataset=thucnews", f"data_dir='{data_dir}'")).dataset.load()
     assert (data.x_train.shape, data.x_test.shape) == ((10_000, 32), (10_000, 32))
     assert torch.bincount(data.y_train).tolist() == torch.bincount(data.y_test).tolist() == [1000] * 10
     assert (data.classes[0], data.classes[9]) == ("finance", "entertainment")
@@ -627,7 +627,7 @@ def test_real_thucnews_and_weibo():
     assert data.vectors.shape == (4762, 200)
     assert float(data.vectors[0, 0]) == pytest.approx(0.11990029)
     assert int((data.x_train == data.vocabulary.index(UNK)).sum()) == 29
-    weibo = build(composed("dataset=weibo", f"data_dir='{data_dir}'")).groups["dataset"].load(data)
+    weibo = build(composed("dataset=weibo", f"data_dir='{data_dir}'")).dataset.load(data)
     assert weibo.x_train.shape == (3924, 32)
     assert weibo.vocabulary == data.vocabulary
     assert decoded(weibo, weibo.x_train[1:2]) == ["大闸蟹&amp;红宝石 幸福?！".ljust(32, "_")]

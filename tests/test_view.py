@@ -3,10 +3,12 @@
 import base64
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -90,6 +92,13 @@ def write_sweep(folder: Path, algorithms=("fedavg", "fedntd"), alphas=("0.1", "1
                 overrides = {"algorithm": algorithm, "alpha": alpha, "seed": str(seed)}
                 write_run(folder / f"{algorithm}_{alpha}_{seed}", overrides, **options)
     return folder
+
+
+def add_augmented(directory: Path) -> list[float]:
+    """A second view with half of every accuracy; those of the first, class by class."""
+    table = pd.read_csv(directory / "class_accuracy.csv")
+    table.assign(accuracy=table["accuracy"] / 2).to_csv(directory / "class_accuracy_augmented.csv", index=False)
+    return table["accuracy"].tolist()
 
 
 def page_data(page: str) -> dict:
@@ -267,6 +276,23 @@ def test_bad_input(case, tmp_path, capsys):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_the_selector_of_test_images_has_both_heat_maps(tmp_path):
+    """Its two values are the names of a run's heat maps in the data; a run of one view has the first alone."""
+    sweep = write_sweep(tmp_path / "mine", seeds=1)
+    accuracies = add_augmented(sweep / "fedavg_0.1_0")
+    main([str(sweep)])
+    text = (sweep / "view.html").read_text(encoding="utf-8")
+    selector = text.partition('<select id="view">')[2].partition("</select>")[0]
+    values = re.findall(r'value="(\w+)"', selector)
+    assert values == ["heat", "heat_augmented"]
+    runs = {run["name"]: run for run in page_data(text)["runs"]}
+    both = [name for name, run in runs.items() if values[1] in run]
+    assert both == ["fedavg_0.1_0"]
+    first, second = (np.frombuffer(base64.b64decode(runs[both[0]][name]["data"]), np.uint8) for name in values)
+    assert second.tolist() == [level(value / 2) for value in accuracies]
+    assert first.tolist() == [level(value) for value in accuracies]
+
+
 # --- a real browser
 
 
@@ -280,6 +306,7 @@ def shown(tmp_path_factory):
     (sweep / "broken").mkdir()
     (sweep / "broken/summary.json").write_text(json.dumps({"status": "failed", "error": NASTY}))
     (sweep / "broken/error.txt").write_text(NASTY)
+    add_augmented(sweep / "fedavg_0.1_0")
     assert main([str(sweep)]) == 0
     with chromium() as page:
         page.look(1200, 900)
@@ -342,6 +369,22 @@ class TestInABrowser:
         assert "hidden=1" in shown.run("location.hash")
         shown.run("[...document.querySelectorAll('#methods button')].find(b => b.textContent === 'all').click()")
         assert shown.errors == []
+
+    def test_the_test_images_are_chosen(self, shown):
+        """Half of every accuracy in the second view: another picture for the run that has it."""
+        choose(shown, "#setting", "0")
+        choose(shown, "#seed", "0")
+        shown.run("document.querySelector('#heat').scrollIntoView()")
+        shown.settle()
+        picture = "document.querySelector('#heat canvas').toDataURL()"
+        assert not shown.run("document.querySelector('#view').parentElement.hidden")
+        before = shown.run(picture)
+        choose(shown, "#view", "heat_augmented")
+        assert shown.run(picture) != before
+        assert "view=heat_augmented" in shown.run("location.hash")
+        choose(shown, "#view", "heat")
+        assert shown.run(picture) == before
+        choose(shown, "#seed", "mean")
 
     def test_heat_maps_have_the_colours_of_their_values(self, shown):
         """A cell of the best class is as bright as the scale says: viridis at 0 and at its value."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import stream
 from fedexp.core.views import require_views
+from fedexp.data.tasks import ClassIncremental
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -20,7 +21,7 @@ from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
 from fedexp.training.experiment import State
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
-from fedexp.training.rounds import evaluate, play_round, run
+from fedexp.training.rounds import evaluate, play_round, run_rounds
 from toy_federation import AUGMENTATION, ENGINES, assemble, make_experiment, play
 
 BOTH = ["plain", "augmented"]
@@ -98,7 +99,7 @@ def full_run(experiment, directory, rounds=None):
     state = start if saved is None else State.from_tree(saved.state, experiment.bench.device, directory)
     recorder = Recorder(directory, experiment, [], None if saved is None else saved.state["lengths"])
     if rounds is None:
-        run(experiment, state, recorder)
+        run_rounds(experiment, state, recorder)
         write_results(directory, state, recorder.summary(state), figures=False)
     else:
         recorder.record_initial(state, evaluate(experiment, state.server, 0))
@@ -201,6 +202,40 @@ def test_the_second_view_has_names_of_its_own_in_wandb():
     assert class_metric("cat", "augmented") == "class_augmented/cat"
     summary = {"rounds_to_target": {"0.5": 7}, "rounds_to_target_augmented": {"0.5": None}}
     assert flat_summary(summary) == {"rounds_to_50pct": 7, "rounds_to_50pct_augmented": None}
+
+
+def test_the_second_view_of_a_stream_of_tasks(tmp_path):
+    """Two tasks of two classes and two rounds each: of every round and task tasks.csv has the accuracy in both views,
+    here against a model tested image after image; the columns of the tasks follow from them, by hand."""
+    stream_ = {"shuffle_classes": False, "classes": None, "split": None, "evaluate_on": "test"}
+    tasks = {"scenario": ClassIncremental(rounds_per_task=2, num_tasks=2, **stream_), "sizes": (3, 4, 5)}
+    settings = tasks | {"rounds": 2, "participation": 1.0}
+    rows, summary = full_run(make_experiment(test_views=BOTH, **settings), tmp_path / "two")
+    plain, _ = full_run(make_experiment(**settings), tmp_path / "one")
+    assert [{name: row[name] for name in plain[0]} for row in rows] == plain
+    found = rows_of(tmp_path / "two" / files.TASKS)
+    one = rows_of(tmp_path / "one" / files.TASKS)
+    assert [{name: row[name] for name in one[0]} for row in found] == one
+    assert list(found[0])[-2:] == ["accuracy", "accuracy_augmented"]
+    seen = {(int(r["round"]), int(r["evaluated_task"])): float(r["accuracy_augmented"]) for r in found}
+    experiment = make_experiment(test_views=BOTH, **settings)
+    state = experiment.initial_state()
+    for number in range(1, 5):
+        result = play_round(experiment, state)
+        state.server, state.round = result.server, number
+        model = {name: value.double() for name, value in result.server["params"].items()}
+        correct, _ = slow_test(experiment, model, number)  # 5 test images a class, so 10 a task
+        assert seen[number, 1] == pytest.approx(correct[:2].sum() / 10, abs=1e-12)
+        assert seen[number, 2] == pytest.approx(correct[2:].sum() / 10, abs=1e-12)
+    # After the first task only it counts, and nothing can have been forgotten; after the second the mean of both.
+    last, before = rows[4], rows[2]
+    assert float(before["average_accuracy_augmented"]) == seen[2, 1] == float(before["new_task_accuracy_augmented"])
+    assert before["task_forgetting_augmented"] == ""
+    assert float(last["average_accuracy_augmented"]) == pytest.approx((seen[4, 1] + seen[4, 2]) / 2, abs=1e-12)
+    assert float(last["new_task_accuracy_augmented"]) == seen[4, 2]
+    assert float(last["task_forgetting_augmented"]) == pytest.approx(seen[2, 1] - seen[4, 1], abs=1e-12)
+    assert summary["tasks_augmented"][1]["accuracies"] == [seen[4, 1], seen[4, 2]]
+    assert summary["tasks"][1]["accuracies"] == [float(row["accuracy"]) for row in found[-2:]]
 
 
 def test_pictures_of_both_views(tmp_path):

@@ -32,7 +32,7 @@ from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.metrics.forgetting_metric import RoundDrop
-from fedexp.models import Output
+from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
 from fedexp.trackers.base import NoTracker
 from fedexp.training import exchange
@@ -105,7 +105,7 @@ class Ragged(Partitioner):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normed:
+class Normed(Model):
     """A model whose batch norm keeps running statistics, as torchvision's ResNets do."""
 
     mixes_examples: ClassVar[bool] = True
@@ -128,7 +128,7 @@ class NormedModule(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxRegression:
+class SoftmaxRegression(Model):
     """A convex model: one linear layer on the pixels."""
 
     mixes_examples: ClassVar[bool] = False
@@ -167,7 +167,7 @@ def make_experiment(
     data = {"name": "noise", "data_dir": "unused", "mean": (0.4,), "std": (0.3,), "augmentation": AUGMENTATION}
     changed = replace(SETTINGS, num_clients=len(sizes), **settings)
     threads = torch.get_num_threads()  # as it is: tests must not change the process that they share
-    groups = {
+    groups: dict[str, Any] = {
         "dataset": Noise(**data),
         "scenario": scenario or OneTask(rounds_per_task=changed.rounds),
         "partition": Ragged(sizes=sizes),
@@ -179,7 +179,15 @@ def make_experiment(
     }
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
     unlabelled = replace(SURROGATE, fraction=surrogate)
-    built = Built(changed, seeds, local, Public(fraction=public, balanced=True), unlabelled, groups, cohorts)
+    built = Built(
+        settings=changed,
+        seeds=seeds,
+        local=local,
+        public=Public(fraction=public, balanced=True),
+        surrogate=unlabelled,
+        cohorts=cohorts,
+        **groups,
+    )
     return prepare(built).experiment
 
 

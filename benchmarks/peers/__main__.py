@@ -15,7 +15,7 @@ from benchmarks.w1 import EPOCHS, data_overrides, prepare_workload
 
 
 def peers(workload: Path, rounds: int, workers: int) -> list[Contestant]:
-    """Those that are installed."""
+    """Return the peers that are installed."""
     arguments = (str(workload), "OUT", f"--rounds={rounds}")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}")
     flower = (sys.executable, "-m", "benchmarks.peers.flower", *arguments, f"--workers={workers}")

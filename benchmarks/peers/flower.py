@@ -10,8 +10,10 @@ The server says which client's data a node trains on, so that the cohorts are th
 import argparse
 import os
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # before their import
 
@@ -42,13 +44,13 @@ from benchmarks.w1 import (
 
 @lru_cache(maxsize=1)
 def load(folder: str) -> Workload:
-    """Once per actor."""
+    """Load the workload once per actor."""
     torch.set_num_threads(1)
     return Workload.load(Path(folder))
 
 
 def cutout(x: torch.Tensor) -> torch.Tensor:
-    """A square of zeros around a random pixel, clipped at the border."""
+    """Draw a square of zeros around a random pixel, clipped at the border."""
     cy, cx = torch.randint(0, 32, (2,)).tolist()
     half = CUTOUT // 2
     x[:, max(cy - half, 0) : cy + half, max(cx - half, 0) : cx + half] = 0
@@ -58,7 +60,7 @@ def cutout(x: torch.Tensor) -> torch.Tensor:
 class ClientData(Dataset):
     """One client's augmented examples."""
 
-    def __init__(self, workload: Workload, index):
+    def __init__(self, workload: Workload, index: Any):
         self.x = torch.from_numpy(workload.x_train[index]).permute(0, 3, 1, 2)
         self.y = torch.from_numpy(workload.y_train[index])
         self.transform = transforms.Compose([
@@ -72,7 +74,7 @@ class ClientData(Dataset):
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, i: int):
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.transform(self.x[i]), self.y[i]
 
 
@@ -107,7 +109,7 @@ class TimedFedAvg(FedAvg):
         self.folder, self.workload = folder, Workload.load(folder)
         self.rows: list[dict[str, float]] = []
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid):
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Any]:
         while len(list(grid.get_node_ids())) < CLIENTS:  # the nodes register one after the other
             time.sleep(0.1)
         self.began = time.perf_counter()
@@ -118,7 +120,7 @@ class TimedFedAvg(FedAvg):
             messages += self._construct_messages(content, [node], "train")
         return messages
 
-    def aggregate_train(self, server_round: int, replies):
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
         replies = list(replies)
         trained = time.perf_counter() - self.began
         failed = [reply.error.reason for reply in replies if reply.has_error()]
@@ -134,7 +136,7 @@ class TimedFedAvg(FedAvg):
 
 @torch.no_grad()
 def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
-    """Of the final global model, to see that it has learnt."""
+    """Return the accuracy of the final global model, to see that it has learnt."""
     net = Net()
     net.load_state_dict(weights)
     x = (torch.from_numpy(workload.x_test).float() / 255 - torch.tensor(workload.mean)) / torch.tensor(workload.std)

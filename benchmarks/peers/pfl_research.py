@@ -9,6 +9,7 @@ users have them: default memory layout, plain SGD. No evaluation.
 
 import argparse
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class Model(Net):
 class Shuffled(Dataset):
     """A client's tensors in a new order every epoch."""
 
-    def iter(self, batch_size: int | None):
+    def iter(self, batch_size: int | None) -> Iterator[list[torch.Tensor]]:
         order = torch.randperm(len(self))
         for batch in order.split(batch_size or len(order)):
             yield [tensor[batch] for tensor in self.raw_data]
@@ -80,7 +81,9 @@ class Clock(TrainingProcessCallback):
         self.last = time.perf_counter()
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int):
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
         now = time.perf_counter()
         self.seconds.append(now - self.last)
         self.last = now

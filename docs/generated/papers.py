@@ -4,6 +4,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fedexp.analysis.compare import TABLES, printed_cells
@@ -23,7 +24,8 @@ def committed(sweep: str) -> str:
     if not path.exists():
         return "no table committed yet"
     with path.open(encoding="utf-8", newline="") as file:
-        counts = Counter(row["verdict"] for row in csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if not row["reading"] and not row["table"].startswith("text")]
+    counts = Counter(row["verdict"] for row in rows)
     return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
 
 
@@ -68,6 +70,12 @@ def natural(name: str) -> list[Any]:
     return [float(part) if part[:1].isdigit() else part for part in re.split(r"(\d+(?:\.\d+)?)", name)]
 
 
+def protocols(path: Path) -> list[Path]:
+    """The files that a setting builds on."""
+    bases = re.findall(r"^  - (\w+/_\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return [CONF / "experiment" / f"{base}.yaml" for base in bases]
+
+
 def paper_settings(paper: str) -> str:
     """The paper's settings (`experiment=`), with what each is."""
     names = [name for name in list_options("experiment", [CONF]) if name.startswith(f"{paper.lower()}/")]
@@ -75,10 +83,12 @@ def paper_settings(paper: str) -> str:
     for name in sorted(names, key=natural):
         path = CONF / "experiment" / f"{name}.yaml"
         lines.append((f"`experiment={name}`", prose(description(path))))
-        notes.append(" ".join(comments(path)))
+        notes += [" ".join(comments(each)) for each in (path, *protocols(path))]
     sources = "\n".join(f"- {prose(note)}" for note in dict.fromkeys(notes) if note)
     first = CONF / "experiment" / f"{sorted(names, key=natural)[0]}.yaml"
-    whole = f"The first of them, whole:\n\n```yaml\n{first.read_text(encoding='utf-8')}```"
+    files = [first, *protocols(first)]
+    texts = (f"`conf/{path.relative_to(CONF)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```" for path in files)
+    whole = "\n\n".join(["The first of them, and what it has in common with others:", *texts])
     return "\n\n".join([table(("setting", "what"), lines), sources, whole])
 
 

@@ -13,6 +13,7 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 
 from fedexp.cli import main
+from fedexp.cli.subcommands import SUBCOMMANDS
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: str) -> Answer:
-        chosen = [] if any(a.startswith(("tracker=", "resume=")) for a in arguments) else ["tracker=none"]
+        given = arguments[:1] and arguments[0] in SUBCOMMANDS
+        given = given or any(a.startswith(("tracker=", "resume=")) for a in arguments)
+        chosen = [] if given else ["tracker=none"]
         monkeypatch.setattr(sys, "argv", ["fedexp", *arguments, *chosen])
         capfd.readouterr()
         try:

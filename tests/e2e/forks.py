@@ -130,6 +130,10 @@ def become(order: Mapping[str, object], replies: int) -> int:
         sys.argv = ["fedexp", *order["arguments"]]  # type: ignore[misc]
         from fedexp.cli.main import main
 
+        if journal := os.environ.pop("JOURNAL", None):
+            from journal import record
+
+            record(Path(str(order["folder"])), Path(journal))
         code = main()
     except SystemExit as stop:
         code = stop.code

@@ -135,7 +135,7 @@ def walk(node: Any, prefix: str) -> dict[str, Any]:
 
 @cache
 def needs_of(algorithm: str) -> Needs:
-    return build(composed(f"algorithm={algorithm}")).groups["algorithm"].needs
+    return build(composed(f"algorithm={algorithm}")).algorithm.needs
 
 
 @cache

@@ -163,8 +163,8 @@ def test_links_that_stay_inside_and_folders_of_editors_do_not_stop_a_run(fedexp,
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("clients", {"../../../mine/1": 1}, "do not name the state"),
-        ("lengths", {"../mine/thesis.txt": 1}, "is not a file of the run"),
+        ("clients", {"../../../mine/1": 1}, "clients is not what a checkpoint holds"),
+        ("lengths", {"../mine/thesis.txt": 1}, "lengths is not what a checkpoint holds"),
     ],
 )
 def test_a_path_in_a_checkpoint_is_damage(fedexp, theirs, mine, key, value, said):

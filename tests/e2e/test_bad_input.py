@@ -50,7 +50,7 @@ CASES = [
     ("scenario.rounds_per_task=0", ["scenario.rounds_per_task=0: must be at least 1"]),
     ("--cfg job --package nowhere", ["package 'nowhere' not found"]),
     ("alpha=[", ["alpha=["]),
-    ("rounds", ["rounds: not of the form key=value\n"]),
+    ("rounds", ["rounds: not of the form key=value, and no subcommand"]),
     ("rounds=5;6", ["rounds=5;6", "key=value (a bracket or quote is open, or a character needs quotes"]),
     ("resume=nowhere", ["resume=nowhere", "not a run directory"]),
     ("--multirun resume=nowhere", ["resume", "single run"]),

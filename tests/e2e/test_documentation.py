@@ -27,6 +27,7 @@ from PIL import Image
 
 from fedexp.analysis.sweep import expand
 from fedexp.cli.arguments import sort_out
+from fedexp.cli.subcommands import SUBCOMMANDS, Subcommand
 from fedexp.config.build import build
 from fedexp.config.options import known_keys
 from fedexp.core.errors import ConfigError
@@ -51,6 +52,11 @@ EXAMPLES = {
     "hydra/launcher=<name>": "hydra/launcher=joblib",
     "multirun/<sweep>": "multirun/fedntd_table1",
     "<run directory>": "run",
+    "fedexp report <dir>": "fedexp report multirun/fedntd_table1",
+    "fedexp view <dir>": "fedexp view multirun/fedntd_table1",
+    "fedexp figures <dir>": "fedexp figures run",
+    "fedexp push <dir>": "fedexp push run",
+    "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
     "<name>": "fedavg",
 }
@@ -98,13 +104,13 @@ NOT_EXECUTED = {
     "fedexp \\| head": "tests/e2e/test_run.py does it",
     "python -m fedexp.report": "its name only, in the list of changes",
     "python -m fedexp.view": "its name only, in the list of changes",
+    "python -m fedexp.reproduction": "its name only, in the list of changes",
     "python -m fedexp.wandb_push": "its name only, in the list of changes",
     "python -m fedexp.dashboard": "its name only, in the list of changes",
-    "python -m fedexp.wandb_push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": (
-        "tests/e2e/test_wandb.py does it"
-    ),
-    "python -m fedexp.dashboard team/fedexp": "needs an account",
-    "python -m fedexp.reproduction": "needs the committed tables; tests/test_reproduction.py does it",
+    "fedexp push run": "tests/e2e/test_wandb.py does it",
+    "fedexp push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "tests/e2e/test_wandb.py does it",
+    "fedexp dashboard team/fedexp": "needs an account",
+    "fedexp reproduction": "needs the committed tables; tests/test_reproduction.py does it",
     **{
         f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": "needs Ray"
         for option in ("init.address=<head>:6379", "remote.num_gpus=0.5")
@@ -195,6 +201,11 @@ def arguments_of(command: str) -> list[str] | None:
     return list(itertools.takewhile(lambda word: word not in ("|", "\\|"), words[words.index("fedexp") + 1 :]))
 
 
+def subcommand(arguments: Sequence[str]) -> Subcommand | None:
+    """Which one it is, of a command line of `fedexp`."""
+    return SUBCOMMANDS.get(arguments[0]) if arguments else None
+
+
 # --- checking them without running them
 
 
@@ -219,10 +230,15 @@ def compose_and_check(job: frozenset[str]) -> None:
     """Whether every option, key and value exists and they go together, as far as that can be said without data."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         built = build(compose("config", sorted(job)))
-    check(built, Metrics((built.groups["forgetting_metric"],)))
+    check(built, Metrics((built.forgetting_metric,)))
 
 
 def check_options(command: str) -> None:
+    if called := subcommand(arguments_of(command) or ()):
+        source = Path(importlib.util.find_spec(called.module).origin).read_text(encoding="utf-8")
+        flags = [word.partition("=")[0] for word in shlex.split(command) if word.startswith("--")]
+        assert all(f'"{flag}"' in source for flag in flags if flag != "--help"), command
+        return
     for job in jobs(arguments_of(command) or ()):
         compose_and_check(frozenset(option for option in job if not ALWAYS_FITS.fullmatch(option)))
 
@@ -265,8 +281,15 @@ def test_options_in_running_text():
             for key, value in re.findall(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)", span):
                 if not span.startswith(others) and not re.search("smooth|--shell-completion|allow_pickle", span):
                     assert key in known or key in short, f"{page}: `{span}`"
+                    attack = ".." in value  # what docs/security.md says is refused
                     option = re.fullmatch(r"[\w./-]+", value) and (CONF / key).is_dir() and value != "null"
-                    assert not option or (CONF / key / f"{value}.yaml").exists(), f"{page}: `{span}`"
+                    assert attack or not option or (CONF / key / f"{value}.yaml").exists(), f"{page}: `{span}`"
+
+
+def program_of(path: Path) -> Path:
+    """The file of the function `main` that a module of one import takes it from."""
+    found = re.search(r"^from (fedexp\.\S+) import main$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return ROOT / "src" / f"{found[1].replace('.', '/')}.py" if found else path
 
 
 def test_make_pip_and_python_commands_name_what_there_is():
@@ -284,10 +307,12 @@ def test_make_pip_and_python_commands_name_what_there_is():
             assert named <= extras.keys(), (page, command)
         if words[:2] == ["python", "-m"] and words[2] != "build":
             file = ROOT / ("src" if words[2].startswith("fedexp") else "") / words[2].replace(".", "/")
-            sources = [path for path in (file.with_suffix(".py"), file / "__main__.py") if path.exists()]
+            alias = ROOT / "src/fedexp/aliases" / f"{words[2].removeprefix('fedexp.')}.py"
+            sources = [path for path in (file.with_suffix(".py"), file / "__main__.py", alias) if path.exists()]
             assert sources, (page, command)
             flags = [word.partition("=")[0] for word in words[3:] if word.startswith("--")]
-            assert all(flag in sources[0].read_text(encoding="utf-8") for flag in flags), (page, command)
+            text = program_of(sources[0]).read_text(encoding="utf-8")
+            assert all(flag in text for flag in flags), (page, command)
 
 
 # --- running them
@@ -322,7 +347,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reduced(arguments: Sequence[str]) -> list[str]:
     """The same command on small data, one round long."""
-    if any(a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments):
+    if subcommand(arguments) or any(a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments):
         return list(arguments)
     launcher = importlib.util.find_spec("hydra_plugins") is None
     kept = [a for a in arguments if not (launcher and a.startswith(("hydra/launcher", "hydra.launcher")))]

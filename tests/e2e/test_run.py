@@ -3,8 +3,11 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
+import traceback
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +19,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from fedexp.metrics.history import load_history
+from fedexp.training.rounds import play_round
 
 
 def test_run_directory_is_complete(fedexp, tmp_path):
@@ -179,3 +183,21 @@ def test_profile_of_the_second_round(fedexp, tmp_path):
     assert operations["share_percent"].is_monotonic_decreasing
     trace = json.loads(gzip.decompress((tmp_path / "run/profile/trace.json.gz").read_bytes()))
     assert any(event.get("name") == "aten::_fused_sgd_" for event in trace["traceEvents"])
+
+
+def test_six_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
+    """Those that CONTRIBUTING.md names, and no other function of fedexp between them."""
+    tour = re.findall(r"^\| `(\w+)` \| `(\S+)` \|", (SOURCE.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    found = []
+
+    def note(*arguments):
+        frames = [frame for frame in traceback.extract_stack() if str(SOURCE) in frame.filename]
+        found.append([(f.name, str(Path(f.filename).relative_to(SOURCE / "fedexp"))) for f in frames])
+        return play_round(*arguments)
+
+    monkeypatch.setattr("fedexp.training.rounds.play_round", note)
+    assert fedexp("rounds=1", *SMALL).code == 0
+    ((*steps,),) = found
+    assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]  # what `note` stands for is the last
+    assert tour[-1] == ("play_round", "training/rounds.py")
+    assert len(tour) == 6

@@ -147,6 +147,23 @@ def test_torchrun_gives_the_run_of_one_process(fedexp, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+def test_torchrun_tests_both_views_as_one_process_does(fedexp, tmp_path):
+    """Bit for bit, global and local models; the images are split over the ranks in both views."""
+    images = ["dataset.augmentation.flip=true", "dataset.augmentation.crop_padding=1"]
+    own = ["algorithm=scaffold", *RUN[2:], *images, "test_views=[plain,augmented]"]
+    assert fedexp(*own, "hardware.engine=sequential", "hydra.run.dir=alone").code == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "fedexp"]
+    answer = subprocess.run(
+        [*launcher, *own], env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert answer.returncode == 0, answer.stderr
+    (directory,) = tmp_path.glob("outputs/*/*")
+    assert_same_run(directory, tmp_path / "alone")
+    for name in ("class_accuracy_augmented.csv", "local_class_accuracy_augmented.npz"):
+        assert (directory / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank_1", ["sends", "receives"])
 def test_a_rank_that_dies_within_a_message_is_noticed(rank_1, pair):
     """gloo itself would leave rank 0 waiting for ever."""

@@ -1,4 +1,4 @@
-"""FedAvg, and with it the hooks by which every other algorithm says what it does differently.
+"""FedAvg, and with it the hooks by which every other algorithm states what it does differently.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1:
 each sampled client runs E epochs of SGD from the global model, the server averages the local models.
@@ -6,10 +6,10 @@ Weights: p_k proportional to n_k (FedNTD Eq. 2); `weighting=uniform` is the 1/|S
 
 Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no `if tensor`, no
 indexing by boolean masks, no in-place writes to trees that they were given. What they are given is explained in
-interfaces.py.
+interfaces.py. The few algorithms whose rounds have another shape than FedAvg's find the hooks for that in structure.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,20 +29,20 @@ from fedexp.algorithms.interfaces import (
     ServerNetwork,
     ServerRound,
 )
+from fedexp.algorithms.structure import RoundStructure
 from fedexp.core import tree
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Mean of values [B] over the rows that are examples; 0 when there is none."""
+    """Return the mean of values [B] over the rows that are examples; 0 when there is none."""
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """The batches of the first of `epochs` passes over a client's data, and their masks [B], never None.
+    """Return the batches of the first of `epochs` passes over a client's data, and their masks [B], never None.
 
     A client that is trained together with longer ones has its later batches at the end; their masks are 0.
     """
@@ -55,7 +55,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """The batches that `FedAvg.after` has asked for, shuffled and augmented anew, and their masks [B]."""
+    """Yield the batches that `RoundStructure.after` has asked for, shuffled and augmented anew, and their masks [B]."""
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
     for step in range(len(index)):
         mask = masks[step].to(ctx.steps.dtype)
@@ -64,14 +64,14 @@ def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, torch.Te
 
 
 def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
-    """A plan for `ClientData.take`: example numbers (at least one) padded to `size`, and their mask."""
+    """Return a plan for `ClientData.take`: example numbers (at least one) padded to `size`, and their mask."""
     padded, mask = np.full(size, numbers[0]), np.zeros(size)
     padded[: len(numbers)], mask[: len(numbers)] = numbers, 1
     return {"numbers": padded, "mask": mask}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(RoundStructure):
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
     optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # with which local training makes sense
@@ -89,125 +89,88 @@ class FedAvg:
         return Needs()
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
-        """The model as this algorithm trains and tests it. Called with torch's generator seeded."""
+        """Return the model as this algorithm trains and tests it. Called with torch's generator seeded."""
         return module
-
-    def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
-        """Which of the model's outputs stands for a class in the test of a task, int [tasks, C], -1: not among the
-        answers; None: output c stands for class c in every task. tasks: the classes of each."""
-        return None
 
     # --- what is kept and sent
 
     def server_init(self, params: Params, info: Federation) -> Tree:
-        """The server's state; `params` is the initial global model. Extra names in it are trained and averaged too."""
+        """Return the server's state; `params` is the initial global model. Extra names in it are trained and averaged
+        too."""
         return {"params": params}
 
     def client_init(self, params: Params, info: Federation) -> Tree:
-        """What one client keeps between rounds, before it first takes part. `params`: the initial server's."""
+        """Return what one client keeps between rounds, before it first takes part. `params`: the initial server's."""
         return {}
 
     def broadcast(self, server: Tree) -> Tree:
-        """What the server sends to every client of a round; the rest of its state stays where it is."""
+        """Return what the server sends to every client of a round; the rest of its state stays where it is."""
         return {"params": server["params"]}
 
     def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
     ) -> Tree:
-        """What it sends to one client alone. `kept`: the states of all clients that have ever taken part, of which a
-        server may know what it was sent."""
+        """Return what the server sends to one client alone. `kept`: the states of all clients that have ever taken
+        part, of which a server may know what it was sent."""
         return {}
-
-    # --- who does what, on the host
-
-    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
-        """The server's state when another task than the first begins; `initial`: the initial model with its buffers."""
-        return server
-
-    def exchanges(self, info: Federation) -> "Sequence[FedAvg]":
-        """What a round consists of: each sends, has the same cohort train, and aggregates, one after the other."""
-        return (self,)
-
-    def closing_exchanges(self, info: Federation) -> "Sequence[FedAvg]":
-        """Exchanges with all clients at the end of a task that another follows."""
-        return ()
-
-    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
-        """Whose client-side hooks each client of a cohort follows."""
-        return [self] * len(clients)
-
-    def local_lr(self, lr: float) -> float:
-        """The learning rate of local training, from that of the round."""
-        return lr
 
     # --- host side, before training
 
-    def epochs(self, local: LocalTraining) -> int:
-        """Passes over the local data in a round."""
-        return local.epochs
-
     def training_part(self, info: Federation, client: int) -> np.ndarray | tuple[np.ndarray, ...]:
-        """Numbers of the examples that this client trains on; of several sets, each batch comes from one."""
+        """Return the numbers of the examples that this client trains on; of several sets, each batch comes from one."""
         return info.parts[client]
 
-    def after(self, info: Federation, local: LocalTraining) -> int:
-        """Batches, at most, of another pass over the client's data that `finish` looks at (`fresh_pass`)."""
-        return 0
-
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Numpy arrays such as extra example numbers or roles of this round, of one shape for all clients."""
+        """Return numpy arrays such as extra example numbers or roles of this round, of one shape for all clients."""
         return {}
 
     # --- on the client
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Constants of one client's round, such as outputs of a teacher on fixed inputs."""
-        return {}
-
-    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
-        """Return what `client_setup` would of one batch, where it gives the same of every batch of the first pass,
-        stacked: so an engine need not ask for the padding of shorter clients."""
+        """Return the constants of one client's round, such as outputs of a teacher on fixed inputs."""
         return {}
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
-        """Where local training starts; with running statistics among them, these replace the global model's."""
+        """Return the parameters from which local training starts; running statistics among them replace the global
+        model's."""
         return ctx.server["params"]
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
-        """Loss of each example, [B], not reduced: the engine reduces and masks."""
+        """Return the loss of each example, [B], not reduced: the engine reduces and masks."""
         return F.cross_entropy(net(params, batch.x).logits, batch.y, reduction="none")
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor | float:
-        """A scalar added to the mean of the example losses."""
+        """Return a scalar added to the mean of the example losses."""
         return 0.0
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
-        """Changes the gradient before weight decay and momentum."""
+        """Return the gradient to be used, changed before weight decay and momentum."""
         return grads
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
-        """What a local step descends: mean of the example losses plus the penalty; a scalar."""
+        """Return what a local step minimises: mean of the example losses plus the penalty; a scalar."""
         return masked_mean(self.example_loss(net, params, batch, ctx), batch.mask) + self.penalty(net, params, ctx)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """One step of the optimizer, which remembers `memory`; returns (params, memory, loss)."""
+        """Take one step of the optimizer, whose state is `memory`; return (params, memory, loss)."""
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         grads = self.transform_grads(grads, params, batch, ctx)
         params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return params, memory, loss
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        """After training: (message to the server, new client state)."""
+        """Return, after training, (message to the server, new client state)."""
         return {"params": params}, ctx.client
 
     # --- on the server
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """The new server state. messages: leaves [|S|, ...] in the order of the cohort."""
+        """Return the new server state. messages: leaves [|S|, ...] in the order of the cohort."""
         return server | {"params": tree.weighted_mean(messages["params"], round.weights)}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Work on the server after aggregation, such as distillation; server["buffers"] has been averaged already."""
+        """Return the server's state after work that follows aggregation, such as distillation; server["buffers"] has
+        been averaged."""
         return server

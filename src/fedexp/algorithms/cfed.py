@@ -14,6 +14,8 @@ and with dropout, where the model has any.
 of as many surrogate examples, drawn at random in every round.
 Readings of what the paper leaves open: N is rounded up; lambda_d stays on the reviewers' loss; the server's term has
 weight 1.
+The paper lets a client without data of the new task review. Here no client lacks them: every partition of a task gives
+each client at least one example or is refused (Partition.build).
 Deviations from the released code: a client of a round never does both, the code draws learners and reviewers apart;
 weights are n_k, not uniform; teachers are in eval mode, not in training mode; a client trains on all of its examples in
 a new order in every epoch, not on the first 80 % in one order without the last partial batch; the parts of server
@@ -99,12 +101,12 @@ class CFeD(Remembering):
 
 @dataclass(frozen=True, kw_only=True)
 class Learner(FedAvg):
-    """Trains on its examples of the task."""
+    """Client that trains on its examples of the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reviewer(FedAvg):
-    """Trains on its surrogate examples, as the old model answers them."""
+    """Client that trains on its surrogate examples, as the old model answers them."""
 
     lambda_d: float
     temperature: float
@@ -119,7 +121,8 @@ class Reviewer(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Student(Reviewer):
-    """Does both, in batches of one kind each (the centralised form); surrogate examples have the label -1."""
+    """Client that trains on both, in batches of one kind each (the centralised form); the label of surrogate examples
+    is -1."""
 
     draw: int  # seed of this round's choice of surrogate examples
 

@@ -1,4 +1,4 @@
-"""What methods for streams of tasks share: the global model at the end of the last task as a teacher.
+"""Common part of the methods for continual learning: the global model at the end of the last task as a teacher.
 
 CFeD: Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022. Its Eq. (3)-(4), for
 student logits z and teacher logits z':
@@ -20,13 +20,14 @@ TASKS = ("class_incremental", "domain_incremental")
 
 
 def distillation_loss(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
-    """L_d of each example, [B], of logits [B, C]."""
+    """Return L_d of each example, [B], of logits [B, C]."""
     return -((teacher / temperature).softmax(-1) * F.log_softmax(student / temperature, -1)).sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remembering(FedAvg):
-    """Keeps theta_{t-1}, with its running statistics, and sends it with the model; in task 1 there is none."""
+    """Base that keeps theta_{t-1}, with its running statistics, and sends it with the model; in task 1 there is
+    none."""
 
     scenarios: ClassVar[tuple[str, ...]] = TASKS
 

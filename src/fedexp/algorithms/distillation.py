@@ -1,4 +1,4 @@
-"""What methods share that train the global model on the server's public set."""
+"""Common part of the methods that train the global model on the server's public set."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,13 +14,13 @@ Update = Callable[[Params, Params], None]  # (parameters, gradients): changes th
 
 
 def local_models(messages: Tree, buffers: Params) -> list[Params]:
-    """The models that came back, each with its running statistics."""
+    """Return the local models that came back, each with its running statistics."""
     count = len(next(iter(messages["params"].values())))
     return [tree.row(messages["params"], i) | tree.row(buffers, i) for i in range(count)]
 
 
 def minibatches(rng: np.random.Generator, examples: int, size: int, epochs: int) -> Iterator[np.ndarray]:
-    """Example numbers, shuffled anew in every epoch; the last partial batch is kept."""
+    """Yield example numbers, shuffled anew in every epoch; the last partial batch is kept."""
     for _ in range(epochs):
         order = rng.permutation(examples)
         yield from (order[start : start + size] for start in range(0, examples, size))
@@ -34,7 +34,7 @@ def fit(
     update: Update,
     dropout: np.random.Generator | None = None,
 ) -> None:
-    """Trains the model that `net` has loaded. Batches of one example are left out where batch norm has none to compare
+    """Train the model that `net` has loaded. Batches of one example are left out where batch norm has none to compare
     with. `dropout` draws that of texts; None: without."""
     single = not net.buffers()
     for numbers in batches:
@@ -46,5 +46,5 @@ def fit(
 
 
 def refined(net: ServerNetwork, server: Tree) -> Tree:
-    """The server's state with the model that has been trained."""
+    """Return the server's state with its model replaced by the one that has been trained."""
     return server | {"params": net.snapshot(), "buffers": net.buffers()}

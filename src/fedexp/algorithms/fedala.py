@@ -61,7 +61,7 @@ class FedALA(FedAvg):
         return padded_numbers(chosen, max(int(self.part * info.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """W as this client will use it."""
+        """Return the weights W as this client will use them."""
         x, y = data.take(ctx.plan["numbers"])
         features = net(ctx.server["params"], x).features
         return {"W": self.learn(features, y, ctx.plan["mask"].to(features.dtype), ctx)}

@@ -32,7 +32,7 @@ ITERATIONS, SMALLEST = 10, 1e-12
 
 
 def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """s(a, b) of maps [B, C1, H, W] and [B, C2, h, w], h <= H: [B]."""
+    """Return s(a, b) of maps [B, C1, H, W] and [B, C2, h, w], h <= H: [B]."""
     pixels = second.shape[-2] * second.shape[-1]
     a = F.adaptive_avg_pool2d(first, (second.shape[-2], second.shape[-1])).flatten(2)
     matrix = a @ second.flatten(2).transpose(1, 2) / pixels  # [B, C1, C2]

@@ -75,7 +75,7 @@ class FedCurv(FedAvg):
         return super().aggregate(server, messages, round) | {k: tree.added(server[k], messages[k]) for k in ("u", "v")}
 
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
-        """u_k: the mean over the batches (`sample`: over the examples) that count."""
+        """Return u_k: the mean over the batches (`sample`: over the examples) that count."""
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)
         for batch, mask in fresh_pass(data, ctx):

@@ -83,7 +83,8 @@ class FedDF(FedAvg):
     def search(
         self, net: ServerNetwork, server: Tree, teacher: torch.Tensor, rng: np.random.Generator, public: PublicData
     ) -> Tree:
-        """By steps, with early stopping: the best student on the validation data, never the average it began as."""
+        """Train by steps, with early stopping: return the best student on the validation data, never the average it
+        began as."""
         order = rng.permutation(len(public))
         held = max(int(self.validation * len(public)), 1)
         check, rest = order[:held], order[held:]
@@ -107,7 +108,7 @@ def endless(rng: np.random.Generator, examples: int, size: int) -> Iterator[np.n
 
 
 def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> float:
-    """Of the model in training, in eval mode, on some public examples."""
+    """Return the accuracy of the model in training, in eval mode, on some public examples."""
     with torch.no_grad():
         x, y = public.take(numbers)
         return float((net(net.snapshot() | net.buffers(), x).logits.argmax(-1) == y).double().mean())

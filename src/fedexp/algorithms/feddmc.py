@@ -38,7 +38,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
-    """logits [B, C] minus their mean over the classes with member [C] = 1; 0 elsewhere."""
+    """Return logits [B, C] minus their mean over the classes with member [C] = 1; 0 elsewhere."""
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 
 
@@ -88,14 +88,14 @@ class FedDMC(Remembering):
 
 
 def member(classes: Sequence[int], info: Federation, params: Params) -> torch.Tensor:
-    """[C]: 1 for these classes, else 0."""
+    """Return a mask [C]: 1 for these classes, else 0."""
     ones = next(iter(params.values())).new_zeros(info.num_classes)
     ones[list(classes)] = 1
     return ones
 
 
 def split(model: Params, server: Tree) -> Tree:
-    """A model with its running statistics as a client is sent one to train."""
+    """Return a model with its running statistics as a client is sent one to train."""
     return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
 
 

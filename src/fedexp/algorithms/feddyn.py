@@ -23,7 +23,8 @@ from fedexp.core.tree import Params, Tree
 
 
 def clipped(grads: Params, bound: float) -> Params:
-    """Scaled so that the norm of all gradients together is at most `bound`, as torch's clip_grad_norm_ does."""
+    """Return the gradients scaled so that the norm of all together is at most `bound`, as torch's clip_grad_norm_
+    does."""
     scale = (bound / (tree.dot(grads, grads).sqrt() + 1e-6)).clamp(max=1)
     return {k: g * scale for k, g in grads.items()}
 

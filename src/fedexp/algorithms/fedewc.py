@@ -74,7 +74,7 @@ class FedEWC(FedAvg):
 
 
 def quadratic(strength: Params, params: Params, anchor: Params) -> torch.Tensor:
-    """sum_j strength_j (w_j - anchor_j)^2."""
+    """Return sum_j strength_j (w_j - anchor_j)^2."""
     return torch.stack([(strength[k] * (w - anchor[k]) ** 2).sum() for k, w in params.items()]).sum()
 
 
@@ -85,7 +85,7 @@ class Released(FedAvg):
     lambda_: float
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """G of this client's examples at the model that it received, in training mode."""
+        """Return G of this client's examples at the model that it received, in training mode."""
         params = ctx.server["params"]
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
@@ -118,7 +118,7 @@ class Fisher(FedAvg):
         return params, memory, torch.zeros_like(ctx.steps)
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        """F of this client's examples at the global model, in eval mode."""
+        """Return F of this client's examples at the global model, in eval mode."""
         total, number = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, 1):
             found, count = squares(net, ctx.server["params"], batch, mask, "sample")

@@ -66,7 +66,7 @@ class FedFOMO(FedAvg):
         return {"params": params, "before": params}
 
     def held_out(self, info: Federation, client: int) -> np.ndarray:
-        """Validation examples of a client; those that have a single example validate on it."""
+        """Return the validation examples of a client; clients that have a single example validate on it."""
         part = info.parts[client]
         number = max(int(self.validation * len(part)), 1)
         return stream(client, "FedFOMO validation", len(part)).permutation(part)[:number]
@@ -93,7 +93,7 @@ class FedFOMO(FedAvg):
         return {"models": tree.stack(models), "numbers": numbers, "valid": valid, "first_buffers": first}
 
     def chosen(self, server: Tree, client: int, others: np.ndarray, rng: np.random.Generator) -> list[int]:
-        """The clients whose models `client` is sent: for each place the best that is left, or a random one."""
+        """Return the clients whose models `client` is sent: for each place the best that is left, or a random one."""
         affinity = server["affinity"][client].cpu().numpy()[others]
         best = others[np.lexsort((rng.random(len(others)), -affinity))].tolist()
         random = rng.permutation(others).tolist()
@@ -104,7 +104,8 @@ class FedFOMO(FedAvg):
         return found
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """w_j and the changes of P, [M + 1] each with the client's own model last, and the model that they lead to."""
+        """Return w_j and the changes of P, [M + 1] each with the client's own model last, and the model that they lead
+        to."""
         base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
@@ -146,11 +147,11 @@ class FedFOMO(FedAvg):
         return server | new | {"first_buffers": server.get("first_buffers", server["buffers"])}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """The running statistics are those of all clients' models, not of the cohort's."""
+        """Make the running statistics those of all clients' models, not of the cohort's."""
         return server | {"buffers": self.moved(round.previous["buffers"], messages, round)}
 
     def moved(self, average: Params, messages: Tree, round: ServerRound) -> Params:
-        """An average over all clients after the cohort's models have changed; batch counts are the largest."""
+        """Return the average over all clients after the cohort's models have changed; batch counts are the largest."""
         shares = round.weights / float(round.info.weights.sum())
         return {
             k: v + torch.tensordot(shares.to(v), messages["change"][k], 1)
@@ -161,5 +162,5 @@ class FedFOMO(FedAvg):
 
 
 def mixed(base: torch.Tensor, models: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """base + sum_j w_j (models_j - base); batch counts stay those of the base."""
+    """Return base + sum_j w_j (models_j - base); batch counts stay those of the base."""
     return base + torch.tensordot(weights.to(base), models - base, 1) if base.is_floating_point() else base

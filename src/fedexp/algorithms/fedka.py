@@ -60,7 +60,7 @@ class FedKA(FedAvg):
         return 0.5 / info.num_classes if self.dominance is None else self.dominance
 
     def classes(self, info: Federation, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(missing, non-dominant, dominant), bool [C] each."""
+        """Return the classes of a client as (missing, non-dominant, dominant), bool [C] each."""
         share = info.counts[client] / info.counts[client].sum()
         dominant = share >= self.threshold(info)
         return share == 0, (share > 0) & ~dominant, dominant
@@ -86,7 +86,8 @@ class FedKA(FedAvg):
         return {"numbers": numbers, "candidate": candidate, "valid": valid, "columns": (~dominant).astype(np.float64)}
 
     def width(self, info: Federation) -> int:
-        """Own examples of one class among which `selection` chooses: as many as any non-dominant class can have."""
+        """Return the number of own examples of one class among which `selection` chooses: as many as any non-dominant
+        class can have."""
         if self.selection == "random" or self.anchors == "missing":
             return 1
         return max(int(self.threshold(info) * info.largest), 1)

@@ -50,7 +50,7 @@ class FedMultiHead(FedAvg):
         return {"params": params, "rows": self.rows_of(info, params)}
 
     def rows_of(self, info: Federation, params: Params) -> torch.Tensor:
-        """int64 [C] of the current task."""
+        """Return the outputs of the current task's head for all classes, int64 [C]."""
         return torch.from_numpy(self.heads(info.tasks)[info.task]).to(next(iter(params.values())).device)
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:

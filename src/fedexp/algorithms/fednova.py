@@ -24,7 +24,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def effective_steps(steps: torch.Tensor, momentum: float) -> torch.Tensor:
-    """a_k for tau_k = `steps` of SGD with momentum rho < 1."""
+    """Return a_k for tau_k = `steps` of SGD with momentum rho < 1."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
@@ -37,7 +37,8 @@ class FedNova(FedAvg):
 
     @property
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """With Adam a_k is tau_k; directions of Adam are of another size than gradients and cannot correct them."""
+        """Return the optimizers allowed: with Adam a_k is tau_k; Adam's directions have another size than gradients and
+        cannot correct them."""
         return ("sgd",) if self.corrects else ("sgd", "adam")
 
     @property
@@ -87,5 +88,5 @@ class FedNova(FedAvg):
 
 
 def direction(start: Params, end: Params, divisor: torch.Tensor) -> Params:
-    """(w_global - w_k) / divisor; 0 where there was no step."""
+    """Return (w_global - w_k) / divisor; 0 where there was no step."""
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

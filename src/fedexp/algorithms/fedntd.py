@@ -25,7 +25,7 @@ from fedexp.core.tree import Params
 
 
 def kl_divergence(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None) -> torch.Tensor:
-    """KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B].
+    """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B].
 
     teacher, student: logits [B, C]; keep: bool [B, C], None = all classes.
     """
@@ -65,7 +65,7 @@ class FedNTD(FedAvg):
         return loss + self.beta * self.distillation(teacher, student, not_true)
 
     def distillation(self, teacher: torch.Tensor, student: torch.Tensor, not_true: torch.Tensor) -> torch.Tensor:
-        """Eq. (17)-(18); [B]. The end that has weight 0 is not computed."""
+        """Return the distillation loss of Eq. (17)-(18); [B]. The end that has weight 0 is not computed."""
         scale = self.tau**2 if self.tau_squared else 1.0
         parts = [(1 - self.lambda_, None), (self.lambda_, not_true)]
         terms = [w * scale * kl_divergence(teacher, student, self.tau, keep) for w, keep in parts if w > 0]
@@ -74,7 +74,8 @@ class FedNTD(FedAvg):
     def squared_error(
         self, teacher: torch.Tensor, student: torch.Tensor, not_true: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Table 14; [B], scaled so that the engine's mean over the batch gives the chosen reduction."""
+        """Return the squared error of Table 14; [B], scaled so that the engine's mean over the batch gives the chosen
+        reduction."""
         total = torch.where(not_true, (teacher - student) ** 2, 0.0).sum(-1)
         if self.mse_reduction == "mean":
             return total / (student.shape[-1] - 1)

@@ -77,14 +77,14 @@ class FedPAC(FedAvg):
         return tree.row(server["heads"], client)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Class statistics under the received body, and the prototypes to align with."""
+        """Return the class statistics under the received body, and the prototypes to align with."""
         stats = self.statistics(net, ctx.server["params"], data, ctx)
         known = ctx.server["prototypes"]["known"]
         target = torch.where(known[:, None] > 0, ctx.server["prototypes"]["mean"], stats["mean"])
         return stats | {"target": target, "aligns": (known.sum() > 0).to(target.dtype)}
 
     def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Over one pass: examples [C], mean feature [C, D], mean squared norm [C] of each class."""
+        """Return, over one pass: examples [C], mean feature [C, D], mean squared norm [C] of each class."""
         like = ctx.server["prototypes"]["mean"]
         classes = len(like)
         count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
@@ -108,8 +108,8 @@ class FedPAC(FedAvg):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """Steps of the classifier first, then of the body; what is not trained keeps its value, and the optimizer's
-        memory of it stays that of a fresh one."""
+        """Run the steps of the classifier first, then of the body; what is not trained keeps its value, and the
+        optimizer's memory of it stays that of a fresh one."""
         head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         step = torch.as_tensor(batch.step, device=head_steps.device)
@@ -146,8 +146,8 @@ class FedPAC(FedAvg):
 
 
 def combine(statistics: Tree) -> torch.Tensor:
-    """Weights a [|S|, |S|]: row i combines the classifiers for client i. statistics: count, square [|S|, C] and mean
-    [|S|, C, D] of each client."""
+    """Return weights a [|S|, |S|]: row i combines the classifiers for client i. statistics: count, square [|S|, C] and
+    mean [|S|, C, D] of each client."""
     count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))
     sizes = count.sum(1).clamp(min=1)
     share = count / sizes[:, None]
@@ -161,8 +161,8 @@ def combine(statistics: Tree) -> torch.Tensor:
 
 
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
-    """argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own classifier (index `own`). That
-    is the answer where there is no minimum since a client has sent NaN or Inf."""
+    """Return argmin of a^T M a over a >= 0, sum a = 1, by SciPy's SLSQP from the client's own classifier (index `own`).
+    That is the answer where there is no minimum since a client has sent NaN or Inf."""
     from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
 
     if not np.isfinite(matrix).all():

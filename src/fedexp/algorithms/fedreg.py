@@ -62,7 +62,8 @@ class FedReg(FedAvg):
         return {"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask}
 
     def ascend(self, net: Network, model: Params, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Pseudo and perturbed data. Both begin at the batch and share its gradient; then they go on side by side."""
+        """Return pseudo and perturbed data. Both begin at the batch and share its gradient; each then follows its
+        own."""
 
         def direction(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return grad(lambda x: F.cross_entropy(net(model, x).logits, y, reduction="sum"))(x).sign()
@@ -88,7 +89,7 @@ class FedReg(FedAvg):
         return self.projected(net, params, batch.step, ctx), memory, loss
 
     def projected(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
-        """The second part of a step."""
+        """Return the gradient after the second part of a step."""
         start = ctx.server["params"]
         number = torch.remainder(torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs).long()
         made = {k: v.index_select(0, number[None]).squeeze(0) for k, v in ctx.setup.items()}
@@ -111,12 +112,12 @@ def mixed(params: Params, start: Params, gamma: float) -> Params:
 def cross_entropy(
     net: Network, params: Params, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Mean over the examples; y: labels [B] or probabilities [B, C]."""
+    """Return the mean cross-entropy over the examples; y: labels [B] or probabilities [B, C]."""
     return masked_mean(F.cross_entropy(net(params, x).logits, y, reduction="none"), mask)
 
 
 def padded(one: Tree, size: int) -> Tree:
-    """A last, partial batch repeats its first example up to `size`, with mask 0."""
+    """Pad a last, partial batch to `size` with its first example, with mask 0."""
     missing = size - len(one["y"])
     if not missing:
         return one

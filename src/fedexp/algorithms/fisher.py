@@ -17,7 +17,7 @@ ESTIMATORS = ("batch", "sample")
 def squares(
     net: Network, params: Params, batch: Batch, mask: torch.Tensor, estimator: str, rows: torch.Tensor | None = None
 ) -> tuple[Params, torch.Tensor | float]:
-    """(sum of squared gradients over a batch, of how many): of every example (`sample`), or the one of the mean
+    """Return (sum of squared gradients over a batch, of how many): of every example (`sample`), or the one of the mean
     cross-entropy (`batch`). mask [B]; rows: see heads.by_head, None: one head for all."""
 
     def logits(p: Params, x: torch.Tensor) -> torch.Tensor:

@@ -39,13 +39,13 @@ from fedexp.core.tree import Params, Tree
 
 
 def shares(teachers: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-    """alpha [teachers, C] of label counts [teachers, C] and [C]; 0 where nobody has seen a class."""
+    """Return the shares alpha [teachers, C] of label counts [teachers, C] and [C]; 0 where nobody has seen a class."""
     total = student + teachers.sum(0)
     return torch.where(total > 0, teachers / torch.where(total > 0, total, 1.0), 0.0)
 
 
 def targets(alpha: torch.Tensor, teachers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the distillation term needs of the teachers: alpha [T, C], logits [T, n, C] -> two [n, C].
+    """Return what the distillation term needs of the teachers: alpha [T, C], logits [T, n, C] -> two [n, C].
 
     sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c - sum_c (weight)^c log Q^c.
     """
@@ -55,7 +55,7 @@ def targets(alpha: torch.Tensor, teachers: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def distillation_loss(entropy: torch.Tensor, weight: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-    """The distillation term of each example, [n]."""
+    """Return the distillation term of each example, [n]."""
     return (entropy - weight * F.log_softmax(student, -1)).sum(-1)
 
 
@@ -81,7 +81,7 @@ class Flashback(FedAvg):
 
     @property
     def times(self) -> int:
-        """Participations of a client that count: the largest r with gamma * r <= 1."""
+        """Return the number of participations of a client that count: the largest r with gamma * r <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
     def server_init(self, params: Params, info: Federation) -> Tree:

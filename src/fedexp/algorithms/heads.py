@@ -14,11 +14,12 @@ def head(params: Params) -> Params:
 
 
 def by_head(outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """outputs [B, R], rows [B, C] or [C] -> logits [B, C]: that of class c is output rows[c]; -inf where that is -1."""
+    """Return the logits [B, C] of outputs [B, R] by rows [B, C] or [C]: that of class c is output rows[c]; -inf where
+    that is -1."""
     rows = rows.expand(*outputs.shape[:-1], rows.shape[-1])
     return outputs.gather(-1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
 
 
 def logits(features: torch.Tensor, head: Params) -> torch.Tensor:
-    """features [B, D] -> [B, C]."""
+    """Return the logits [B, C] of features [B, D]."""
     return F.linear(features, head[WEIGHT], head[BIAS])

@@ -1,4 +1,4 @@
-"""What algorithms and engines say to each other: the arguments of the hooks (see base.py) and the declarations."""
+"""Interface between algorithms and engines: the arguments of the hooks (see base.py) and the declarations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,25 +22,25 @@ class Network(Protocol):
     def __call__(self, params: Params, x: torch.Tensor) -> Output: ...
 
     def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
-        """(gradient, value) of a scalar function of the parameters; inside, these run in train mode."""
+        """Return (gradient, value) of a scalar function of the parameters; inside, these run in train mode."""
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """The last stage of a model that has one, with fewer channels (see models.Staged)."""
+        """Return the last stage of a model that has one, with fewer channels (see models.Staged)."""
 
     def buffers(self) -> Params:
-        """Running statistics of the model in training; empty for models without."""
+        """Return running statistics of the model in training; empty for models without."""
 
 
 class ServerNetwork(Network, Protocol):
-    """What `refine` trains the global model with."""
+    """The network with which `refine` trains the global model."""
 
     params: Params  # the model in training; changed in place
 
     def load(self, params: Params, buffers: Params) -> None:
-        """Starts from this model."""
+        """Start from this model."""
 
     def snapshot(self) -> Params:
-        """The parameters as tensors of their own."""
+        """Return the parameters as tensors of their own."""
 
 
 class Batch(NamedTuple):
@@ -56,20 +56,21 @@ class ClientData(Protocol):
     """One client's view of the training data during one round."""
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of this round in the order in which they are trained on."""
+        """Yield the batches of this round in the order in which they are trained on."""
 
     def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Training examples by number, normalised, and augmented where random numbers for that are given (see
-        FedAvg.after): (x [n, ...], y [n])."""
+        """Return training examples by number, normalised, and augmented where random numbers for that are given (see
+        RoundStructure.after): (x [n, ...], y [n])."""
 
     @property
     def steps(self) -> int:
-        """How many batches there are; with padding, that of the longest client that is trained together with this."""
+        """Return the number of batches; with padding, that of the longest client that is trained together with this
+        one."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What the server knows of its clients."""
+    """The facts that the server knows about its clients."""
 
     parts: tuple[np.ndarray, ...]  # client -> numbers of its training examples
     counts: np.ndarray  # int [K, C] training labels per client
@@ -91,16 +92,16 @@ class Federation:
 
     @property
     def weights(self) -> np.ndarray:
-        """[K]: n_k, or ones with weighting=uniform."""
+        """Return the weights [K]: n_k, or ones with weighting=uniform."""
         return np.array([1 if self.weighting == "uniform" else len(part) for part in self.parts])
 
     @property
     def largest(self) -> int:
-        """Examples of the client that has the most."""
+        """Return the number of examples of the client that has the most."""
         return max(map(len, self.parts))
 
     def classes_before(self) -> list[int]:
-        """Classes of the tasks before this one, ascending."""
+        """Return the classes of the tasks before this one, ascending."""
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
 
 
@@ -124,14 +125,16 @@ class PublicData(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, index: np.ndarray, dropout: np.random.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Public examples by their number 0, 1, ...: (x [n, ...] normalised and not augmented, y [n]); texts with the
-        keys of their dropout, where `dropout` draws them."""
+        """Return public examples by their number 0, 1, ...: (x [n, ...] normalised and not augmented, y [n]); texts
+        with the keys of their dropout, where `dropout` draws them."""
 
     def logits(self, models: Sequence[Params]) -> torch.Tensor:
-        """Of several models, each with its buffers, on all public examples: [models, n, C], without gradient."""
+        """Return the logits of several models, each with its buffers, on all public examples: [models, n, C], without
+        gradient."""
 
     def answers(self, models: Sequence[Params], parts: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Of each model on its own part of the examples (by their numbers 0, 1, ...): [n_i, C] each."""
+        """Return the logits of each model on its own part of the examples (by their numbers 0, 1, ...): [n_i, C]
+        each."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class ServerRound:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an algorithm needs beyond FedAvg (FedNTD Table 6); tests compare it with what is really exchanged."""
+    """Requirements of an algorithm beyond FedAvg (FedNTD Table 6); tests compare them with what is really exchanged."""
 
     client_state: str = ""  # what a client keeps between rounds
     server_state: str = ""  # what the server keeps beside the global model

@@ -16,7 +16,7 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 def memory_of(params: Params, local: LocalTraining) -> Tree:
-    """What the optimizer remembers before the first step."""
+    """Return the optimizer's state (its memory) before the first step."""
     if local.optimizer == "sgd":
         return {"momentum": tree.zeros_like(params)}
     return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params)}
@@ -30,7 +30,7 @@ def step(
     local: LocalTraining,
     number: int | torch.Tensor,
 ) -> tuple[Params, Tree]:
-    """(params, memory) after one step; `number`: how many came before it in this round."""
+    """Return (params, memory) after one step; `number`: how many came before it in this round."""
     grads = {k: grads[k] + local.weight_decay * params[k] for k in params}
     if local.optimizer == "sgd":
         momentum = {k: local.momentum * memory["momentum"][k] + grads[k] for k in params}
@@ -52,7 +52,7 @@ def step_in_place(
     local: LocalTraining,
     number: int | torch.Tensor,
 ) -> None:
-    """The same, changing `params` and `memory`.
+    """Do the same step in place: change `params` and `memory`.
 
     Functions, not `torch.optim.SGD` and `Adam`: making an optimizer object imports torch's compiler, which takes
     seconds.
@@ -93,12 +93,12 @@ def step_in_place(
 
 
 def _count(number: int | torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A step counter of its own, on the device of a parameter: torch adds 1 to it."""
+    """Return a step counter of its own, on the device of a parameter: torch adds 1 to it."""
     if isinstance(number, torch.Tensor):
         return number.to(torch.float32, copy=True)
     return torch.full((), float(number), device=value.device)
 
 
 def like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`value` in the memory layout of `other`: the fused step walks both in memory order, unchecked."""
+    """Return `value` in the memory layout of `other`: the fused step walks both in memory order, unchecked."""
     return value if value.stride() == other.stride() else torch.empty_like(other).copy_(value)

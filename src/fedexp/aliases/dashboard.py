@@ -1,8 +1,8 @@
-"""`python -m fedexp.dashboard`, as scripts of users have it."""
+"""`python -m fedexp.dashboard` is `fedexp dashboard`, as scripts of users have it."""
 
 import sys
 
-from fedexp.trackers.dashboard import main
+from fedexp.cli.subcommands import call
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("dashboard", "python -m fedexp.dashboard"))

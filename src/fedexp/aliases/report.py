@@ -1,8 +1,8 @@
-"""`python -m fedexp.report`, as scripts of users have it."""
+"""`python -m fedexp.report` is `fedexp report`, as scripts of users have it."""
 
 import sys
 
-from fedexp.analysis.report import main
+from fedexp.cli.subcommands import call
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("report", "python -m fedexp.report"))

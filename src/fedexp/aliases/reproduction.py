@@ -1,8 +1,8 @@
-"""`python -m fedexp.reproduction`, as scripts of users have it."""
+"""`python -m fedexp.reproduction` is `fedexp reproduction`, as scripts of users have it."""
 
 import sys
 
-from fedexp.analysis.reproduction import main
+from fedexp.cli.subcommands import call
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("reproduction", "python -m fedexp.reproduction"))

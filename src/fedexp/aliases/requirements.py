@@ -1,8 +1,8 @@
-"""`python -m fedexp.requirements`, as scripts of users have it."""
+"""`python -m fedexp.requirements` is `fedexp requirements`, as scripts of users have it."""
 
 import sys
 
-from fedexp.analysis.algorithm_costs import main
+from fedexp.cli.subcommands import call
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("requirements", "python -m fedexp.requirements"))

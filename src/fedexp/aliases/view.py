@@ -1,8 +1,8 @@
-"""`python -m fedexp.view`, as scripts of users have it."""
+"""`python -m fedexp.view` is `fedexp view`, as scripts of users have it."""
 
 import sys
 
-from fedexp.analysis.view.__main__ import main
+from fedexp.cli.subcommands import call
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("view", "python -m fedexp.view"))

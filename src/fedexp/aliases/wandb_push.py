@@ -1,8 +1,8 @@
-"""`python -m fedexp.wandb_push`, as scripts of users have it."""
+"""`python -m fedexp.wandb_push` is `fedexp push`, as scripts of users have it."""
 
 import sys
 
-from fedexp.cli.push import main
+from fedexp.cli.subcommands import call
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(call("push", "python -m fedexp.wandb_push"))

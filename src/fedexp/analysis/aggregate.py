@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare, layout
+from fedexp.analysis import compare, layout, parts, readings
+from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import WHERE, load_jobs, load_runs
 from fedexp.analysis.elsewhere import found_for
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
@@ -17,6 +18,7 @@ from fedexp.analysis.sweep_figures import make_sweep_figures
 from fedexp.config.options import conf_directory
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import MARKER as MARKER
 from fedexp.rundir.sweeps import SweepDirectory
@@ -47,20 +49,22 @@ def sweep_of(directory: Path) -> Sweep | None:
 
 
 def write_report(directory: Path, figures: bool) -> list[Path]:
-    """The tables of a sweep and, if asked for, its pictures; the paths. A picture that fails costs no table."""
-    paths = write_tables(directory)
-    if not paths or not figures:
-        return paths
-    try:
-        return paths + make_sweep_figures(directory, load_runs(directory))
-    except Exception:
-        log.exception("the figures could not be drawn; `python -m fedexp.report %s` tries again", directory)
-        return paths
+    """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that fails costs no
+    table."""
+    with with_kept(directory) as source:
+        paths = write_tables(directory, source)
+        if not paths or not figures:
+            return paths
+        try:
+            return paths + make_sweep_figures(directory, load_runs(source))
+        except Exception:
+            log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
+            return paths
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What runs say together."""
+    """Results of the runs together."""
 
     tidy: pd.DataFrame  # compare.cells where `sweep` is given, else means
     targets: pd.DataFrame  # rounds_to_targets
@@ -74,12 +78,27 @@ def tables_of(directory: Path, jobs: Sequence[RunDirectory]) -> Tables | None:
         return None
     targets = rounds_to_targets(runs, printed_targets(sweep, runs) if sweep is not None else {})
     if sweep is not None and compare.printed_cells(sweep):
-        return Tables(compare.cells(sweep, jobs), targets, sweep)
+        return Tables(tidy_table(sweep, directory.absolute(), jobs), targets, sweep)
     return Tables(means(runs), targets, None)
 
 
+def tidy_table(sweep: Sweep, directory: Path, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
+    """Return compare.cells of a sweep, with other readings of its cells and what the text claims of them."""
+    others = [load_sweep(name, [conf_directory()]) for name in sweep.readings]
+    own = [run for run in jobs if not any(readings.is_of(other, run) for other in others)]
+
+    def jobs_of(other: Sweep) -> list[RunDirectory]:
+        folder = directory.parent / other.name
+        found = [run for run in jobs if readings.is_of(other, run)] + load_jobs(folder)
+        made = [run.directory.absolute() for run in found if run.finished]
+        elsewhere = found_for(other, folder, conf_directory(), made)
+        return found + [RunDirectory(each.directory, each.overrides) for each in elsewhere]
+
+    return with_claims(readings.with_readings(compare.cells(sweep, own), sweep, others, jobs_of), sweep)
+
+
 def all_jobs(directory: Path) -> list[RunDirectory]:
-    """The jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
+    """Return all jobs of a sweep, with those that other sweeps have run for a named one that has printed values."""
     jobs, sweep = load_jobs(directory), sweep_of(directory)
     if sweep is None or not compare.printed_cells(sweep):
         return jobs
@@ -88,9 +107,10 @@ def all_jobs(directory: Path) -> list[RunDirectory]:
     return jobs + [RunDirectory(other.directory, other.overrides) for other in found]
 
 
-def write_tables(directory: Path) -> list[Path]:
-    """table.csv, .md and .tex of a sweep, and rounds_to_target.csv; the paths. Nothing where no run is over."""
-    jobs = all_jobs(directory)
+def write_tables(directory: Path, source: Path | None = None) -> list[Path]:
+    """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing where no run is
+    over. source: where its runs lie, if not in its own directory."""
+    jobs = all_jobs(source or directory)
     for line in (left_out := damage_of(jobs)):
         log.warning("%s: %s", directory, line)
     tables = tables_of(directory, jobs)
@@ -98,17 +118,17 @@ def write_tables(directory: Path) -> list[Path]:
         return []
     tidy, targets = tables.tidy, tables.targets
     if tables.sweep is not None:
-        parts, head = layout.all_sections(tidy), heading(tables.sweep, tidy)
+        shown, head = parts.all_parts(tidy), heading(tables.sweep, tidy)
     else:
         head = f"# {directory.name}\n"
-        shown = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
-        parts = [layout.Section("", shown)]
+        means_ = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
+        shown = [layout.Section("", means_)]
     head += "".join(f"\n{line}\n" for line in left_out)
     numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
     contents = {
         "table.csv": tidy.to_csv(index=False),
-        "table.md": f"{head}\n{layout.all_markdown(parts)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
-        "table.tex": layout.latex(parts),
+        "table.md": f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
+        "table.tex": layout.latex(shown),
         "rounds_to_target.csv": targets.to_csv(index=False),
     }
     for name, content in contents.items():
@@ -126,7 +146,7 @@ def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
 
 
 def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
-    """What the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
+    """Return what the table shows, how many verdicts of each kind there are, and what was run at another protocol."""
     lines = [f"# {sweep.title}", layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}", verdicts(tidy)]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
         lines.append(f"Counted too are runs that other sweeps have made: {', '.join(f'`{name}`' for name in sources)}.")
@@ -136,12 +156,15 @@ def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
 
 
 def verdicts(tidy: pd.DataFrame) -> str:
+    """Return how many printed values have which verdict, each counted in its first reading."""
+    tidy = parts.printed_once(tidy)
     counts = ", ".join(f"{number} {kind}" for kind, number in tidy["verdict"].value_counts().items())
     return f"{len(tidy)} printed values: {counts}."
 
 
 def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """What a run is but for its seed: (data set and partition, algorithm and its options, other overrides)."""
+    """Return the parts of a run but for its seed: (data set and partition, algorithm and its options, other
+    overrides)."""
     data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
     changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", "test_views", *WHERE))]
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]

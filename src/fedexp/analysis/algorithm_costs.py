@@ -1,14 +1,16 @@
-"""`python -m fedexp.requirements`: what each algorithm needs beyond FedAvg, as the table in docs/algorithms/index.md.
+"""`fedexp requirements`: what each algorithm needs beyond FedAvg, as the table in docs/algorithms/index.md.
 
 FedNTD's Table 6 (statefulness, communication, extra data) for all algorithms, from what they declare (`needs`).
 """
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Needs
 from fedexp.config.build import make_target
 from fedexp.config.options import conf_directory
@@ -22,7 +24,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """(option with its variant, needs) of every yaml of the group but the centralised twins, which exchange nothing."""
+    """Yield (option with its variant, needs) of every yaml of the group but the centralised twins, which exchange
+    nothing."""
     for path in sorted(folder.glob("*.yaml")):
         node = node_of(path)
         if node.get("paradigm") == "centralized":
@@ -30,11 +33,11 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
         first: dict[str, Any] = {}
         for changes in (first, *VARIANTS.get(path.stem, ())):
             name = " ".join([f"`{path.stem}`", *(f"`{k}={str(v).lower()}`" for k, v in changes.items())])
-            yield name, make_target(node | changes, "algorithm").needs
+            yield name, make_target(node | changes, "algorithm", FedAvg).needs
 
 
 def node_of(path: Path) -> dict[str, Any]:
-    """An option with those that it builds on."""
+    """Return an option with those that it builds on."""
     node: Any = OmegaConf.to_container(OmegaConf.load(path))
     before: dict[str, Any] = {}
     for name in node.pop("defaults", ()):
@@ -43,7 +46,7 @@ def node_of(path: Path) -> dict[str, Any]:
 
 
 def models(number: float) -> str:
-    """A multiple of the model's size, |w|."""
+    """Return a multiple of the model's size, |w|."""
     return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
 
 
@@ -60,7 +63,8 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp requirements") -> int:
     """Print the table of docs/algorithms/index.md."""
+    argparse.ArgumentParser(prog=prog, description=__doc__).parse_args(arguments)
     print(table(conf_directory() / "algorithm"))
     return 0

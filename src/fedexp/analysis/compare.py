@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.expected import other_data
+from fedexp.analysis.judge import BY_DEFINITION, tolerance, verdict, with_order
 from fedexp.analysis.judge import TOLERANCES as TOLERANCES
-from fedexp.analysis.judge import tolerance, verdict, with_order
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
 from fedexp.rundir.reader import RunDirectory
@@ -23,6 +23,7 @@ TABLES = Path(__file__).parent / "published" / "tables.csv"
 RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
 CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
 NEVER = math.inf
+AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")  # of FedAvg itself all its rounds and 1, by definition
 # Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
 WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
 
@@ -52,9 +53,11 @@ def reported(run: RunDirectory, rule: Rule, metric: str) -> float | None:
 Found = tuple[RunDirectory, Mapping[str, Any]]  # a run of a printed cell, with what to measure
 
 
-def printed_cells(sweep: Sweep) -> list[dict[str, str]]:
+def printed_cells(sweep: Sweep, table: str = "") -> list[dict[str, str]]:
+    """Return the printed values of a sweep's table, or of another one of its paper."""
     with TABLES.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == (sweep.paper, sweep.table)]
+        wanted = (sweep.paper, table or sweep.table)
+        return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == wanted]
 
 
 def cells(sweep: Sweep, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
@@ -76,7 +79,7 @@ def cells(sweep: Sweep, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
 
 
 def released_code() -> dict[tuple[str, ...], str]:
-    """What the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`, by `released_key`."""
+    """Return what the released code gives for a printed cell, such as `84.5 (round 110, seed 1)`, by `released_key`."""
     with RELEASED.open(encoding="utf-8", newline="") as file:
         return {released_key(row): f"{row['value']} ({row['of']})" for row in csv.DictReader(file)}
 
@@ -89,7 +92,7 @@ def released_key(row: Mapping[str, str]) -> tuple[str, ...]:
 def matches(
     printed: Sequence[Mapping[str, str]], block: Block, fields: Mapping[str, str]
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The printed values of a run, with what to measure for each."""
+    """Yield the printed values of a run, with what to measure for each."""
     for measure in block.measures:
         wanted = dict(fields) | {key: str(measure[key]) for key in ("metric", "setting") if key in measure}
         for i, row in enumerate(printed):
@@ -98,8 +101,8 @@ def matches(
 
 
 def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
-    """One row of the tidy table. Runs of different protocols are never put together: those at the sweep's own stand
-    there or, where there are none, the largest group that was run at another."""
+    """Return one row of the tidy table. Runs of different protocols are never put together: those at the sweep's own
+    stand there or, where there are none, the largest group that was run at another."""
     row = context.row
     protocols: dict[tuple[str, ...], list[Found]] = {(): []}
     for run, measure in jobs:
@@ -125,6 +128,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
     error = scaled(noise((values / scale).tolist(), within), scale)
     allowed = None if target is None else tolerance(row, error.error)
     lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
+    defined = row["method"] == "FedAvg" and any(measure["value"] in AGAINST_FEDAVG for _, measure in used)
     return {
         **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
         "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
@@ -140,7 +144,9 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         "printed_std": float(row["std"]) if row["std"] else None,
         "difference": difference,
         "tolerance": allowed,
-        "verdict": verdict(
+        "verdict": BY_DEFINITION
+        if defined
+        else verdict(
             row, [run.diverged for run, _ in used], len(raw) - never, never, difference, allowed, bool(changes), lacks
         ),
         "protocol": "" if not used else "reduced" if changes else "full",
@@ -179,13 +185,13 @@ def origin(runs: Sequence[RunDirectory]) -> dict[str, str]:
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
-    """Such as `AMD EPYC (cpu, fp32)`."""
+    """Return the hardware of a run, such as `AMD EPYC (cpu, fp32)`."""
     return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a value may need beside its own run."""
+    """Context of a value beyond its own run."""
 
     sweep: Sweep
     row: Mapping[str, str]
@@ -218,14 +224,16 @@ class Context:
         return None
 
     def printed_target(self) -> float:
-        """Flashback's A of this setting."""
+        """Return Flashback's A of this setting."""
         same = ("dataset", "partition_param")
         found = [r for r in self.printed if r["metric"] == "target_accuracy" and all(r[k] == self.row[k] for k in same)]
         return float(found[0]["value"])
 
     def against_fedavg(self, run: RunDirectory, speedup: bool) -> float | None:
-        """Rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the same
-        protocol; or how many times fewer than FedAvg's number of rounds."""
+        """Return the rounds to FedAvg's accuracy in its last round, mean over the FedAvg runs of the setting at the
+        same protocol; or how many times fewer than FedAvg's number of rounds; for FedAvg all its rounds, and 1."""
+        if self.row["method"] == "FedAvg":
+            return 1.0 if speedup else float(run.summary["rounds"])
         fedavg, protocol = [], self.protocol(run)
         for other in self.runs:
             found = cell_of(self.sweep, other.overrides)

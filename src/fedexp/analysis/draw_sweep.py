@@ -25,7 +25,7 @@ from fedexp.rundir.reader import RunDirectory
 
 STYLES = ("-", "--", ":", "-.")  # of the second, third, ... eight methods
 PER_ROW = 4  # heat maps beside each other
-# Columns of rounds.csv, each with its label: of a run, and of one over a stream of tasks (CFeD Fig. 3).
+# Columns of rounds.csv, each with its label: of a run, and of one in continual learning (CFeD Fig. 3).
 CURVES = {"test_accuracy": "test accuracy", "forgetting": "forgetting F (BwT)"}
 TASK_CURVES = {"average_accuracy": "average accuracy on\nthe learned tasks", "new_task_accuracy": "new-task accuracy"}
 RESULTS = {"accuracy": "test accuracy, last round", "forgetting": "forgetting F (BwT)"}
@@ -37,7 +37,7 @@ def look(number: int) -> dict[str, Any]:
 
 
 def curves(setting: Setting) -> Figure:
-    """Learning curves: mean over the seeds of each method, in a band of one standard deviation."""
+    """Draw learning curves: mean over the seeds of each method, in a band of one standard deviation."""
     columns = TASK_CURVES if setting.with_tasks else CURVES
     figure, panels = two_panels("Learning curves: mean ± standard deviation over seeds", setting.title)
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
@@ -66,7 +66,7 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
 
 
 def class_accuracy(setting: Setting, normalised: bool) -> Figure:
-    """Heat maps classes x rounds of all methods beside each other, the lowest seed of each; one scale for all.
+    """Draw heat maps classes x rounds of all methods beside each other, the lowest seed of each; one scale for all.
 
     normalised: every round divided by its sum, up to three times the share of a class in a balanced model.
     """
@@ -100,8 +100,8 @@ def class_accuracy(setting: Setting, normalised: bool) -> Figure:
 
 
 def round_forgetting(setting: Setting) -> Figure:
-    """Cumulative distributions of round forgetting (Flashback Fig. 4): of the global model over rounds and, where local
-    models were evaluated, of these over rounds and clients. Further left is less forgetting."""
+    """Draw cumulative distributions of round forgetting (Flashback Fig. 4): of the global model over rounds and, where
+    local models were evaluated, of these over rounds and clients. Further left is less forgetting."""
     kinds = {"global": Method.global_drops, "local": Method.local_drops}
     drops = {kind: [values(method) for method in setting.methods] for kind, values in kinds.items()}
     drops = {kind: values for kind, values in drops.items() if any(each.size for each in values)}
@@ -129,8 +129,8 @@ def distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def parameter(sweep: ParameterSweep) -> Figure:
-    """Accuracy and forgetting against a parameter (FedNTD Fig. 15 and 16), bars of one standard deviation over seeds;
-    methods that do not have it dotted."""
+    """Draw accuracy and forgetting against a parameter (FedNTD Fig. 15 and 16), bars of one standard deviation over
+    seeds; methods that do not have it dotted."""
     name = sweep.key.rpartition(".")[2]
     figure, panels = two_panels(f"{name}: mean ± standard deviation over seeds", sweep.setting)
     values = sorted({x for each in sweep.lines for x in each.points})

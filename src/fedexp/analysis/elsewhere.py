@@ -10,7 +10,7 @@ import yaml
 
 from fedexp.analysis.sweep import Sweep, launches
 from fedexp.rundir.contents import LOADER
-from fedexp.rundir.elsewhere import alike, config_of, finished_runs
+from fedexp.rundir.elsewhere import alike, config_of, finished_runs, views_of
 from fedexp.rundir.reader import RunDirectory
 
 
@@ -23,17 +23,20 @@ class Found:
 
 
 def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) -> list[Found]:
-    """Runs that other sweeps have made and that stand in the tables of this one.
+    """Return the runs that other sweeps have made and that stand in the tables of this one.
 
-    directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted."""
+    directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted; those come
+    first that were tested in the view of the sweep's rule, and a run of its own without it is none."""
     configs = {path: config_of(path) for path in finished_runs(directory) if path not in own}
     configs = {path: config for path, config in configs.items() if config and directory not in path.parents}
     if not configs:
         return []
-    have = {(alike(config), config.get("seed")) for config in map(config_of, own)}
+    view = sweep.rule.view
+    mine = [config for config in map(config_of, own) if view in views_of(config)]
+    have = {(alike(config), config.get("seed")) for config in mine}
     jobs = jobs_of(sweep, conf, frozenset(map(kind_of, configs.values())))
     found = []
-    for path, config in configs.items():
+    for path, config in sorted(configs.items(), key=lambda item: view not in views_of(item[1])):
         name = (alike(config), config.get("seed"))
         if name[0] in jobs and name not in have and RunDirectory(path).finished:
             have.add(name)
@@ -44,13 +47,13 @@ def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) ->
 
 
 def kind_of(config: Mapping[str, Any]) -> tuple[str, str]:
-    """(data set, algorithm), the options."""
+    """Return (data set, algorithm), the options."""
     choices = config.get("choices") or {}
     return str(choices.get("dataset")), str(choices.get("algorithm"))
 
 
 def jobs_of(sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """`alike` of every job of a sweep with one of these data sets and algorithms -> its overrides.
+    """Map `alike` of every job of a sweep with one of these data sets and algorithms to its overrides.
 
     Composing is what takes the time, a tenth of a second a job, so the others are left out by their overrides."""
     from hydra import compose, initialize_config_dir
@@ -71,7 +74,7 @@ def jobs_of(sweep: Sweep, conf: Path, kinds: frozenset[tuple[str, str]]) -> dict
 
 @cache
 def dataset_of(conf: Path, experiment: str) -> str:
-    """The data set that an option of the group `experiment` chooses; "" where there is none."""
+    """Return the data set that an option of the group `experiment` chooses; "" where there is none."""
     path = conf / "experiment" / f"{experiment}.yaml"
     if not path.is_file():
         return ""

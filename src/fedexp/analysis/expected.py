@@ -21,8 +21,8 @@ ROUNDING = 0.001  # of the expected number: a split by fractions may round elsew
 
 
 def other_data(summary: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """How the data of a run differ from those of its experiment, such as `data: 10,000 training examples, not 502,180`;
-    [] where they do not, and for a summary from before it had these numbers."""
+    """Return how the data of a run differ from those of its experiment, such as `data: 10,000 training examples, not
+    502,180`; [] where they do not, and for a summary from before it had these numbers."""
     given = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
     found, wanted = summary.get("data") or {}, dict(expected(given.get("experiment", "")))
     if "num_clients" in given:
@@ -39,7 +39,7 @@ def other_data(summary: Mapping[str, Any], overrides: Sequence[str]) -> list[str
 
 @cache
 def expected(experiment: str) -> dict[str, int | None]:
-    """The numbers of an option of the group `experiment`; {} of another name."""
+    """Return the numbers of an option of the group `experiment`; {} of another name."""
     path = conf_directory() / "experiment" / f"{experiment}.yaml"
     if not experiment or not path.is_file():
         return {}

@@ -9,7 +9,7 @@ import pandas as pd
 # How far from the printed value is still "within": a fraction of the unit, or of the printed value (rounds, ratios).
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
-NO_VIEW = "not judged: no {} view"
+NO_VIEW, BY_DEFINITION = "not judged: no {} view", "not judged: by definition"
 TOLERANCES = (
     f"Within: accuracy by {ABSOLUTE['percent']:g} points, two printed standard deviations or two standard errors of "
     f"ours, whichever is most; forgetting and alignment by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}, or "
@@ -19,7 +19,8 @@ COLUMN = ("dataset", "partition", "partition_param", "clients", "participation",
 
 
 def tolerance(row: Mapping[str, str], error: float | None = None) -> float:
-    """How far ours may lie from a printed value, in its unit; error: the standard error of ours, in the same."""
+    """Return how far our value may lie from a printed one, in its unit; error: the standard error of ours, in the
+    same."""
     noise = 2 * (error or 0.0)
     if row["unit"] in ("rounds", "ratio"):
         return max(RELATIVE * float(row["value"]), noise)
@@ -37,7 +38,7 @@ def verdict(
     reduced: bool,
     missing_view: str = "",
 ) -> str:
-    """within | outside | failed as printed | not reached as printed | not run | not judged: <why>.
+    """Return the verdict: within | outside | failed as printed | not reached as printed | not run | not judged: <why>.
 
     diverged: of each run; there, never: how many runs have a number, and how many never reach their target; within:
     the tolerance; missing_view: the view of the rule where the runs were not tested through it."""
@@ -65,8 +66,8 @@ def verdict(
 
 
 def with_order(tidy: pd.DataFrame) -> pd.DataFrame:
-    """The tidy table with `rho`, `order` and `order_by`: of every column of the paper's table, the verdict on the order
-    of its methods. Only runs at the full protocol and prints that are not suspect take part."""
+    """Return the tidy table with `rho`, `order` and `order_by`: of every column of the paper's table, the verdict on
+    the order of its methods. Only runs at the full protocol and prints that are not suspect take part."""
     found = pd.DataFrame({"rho": None, "order": "", "order_by": ""}, index=tidy.index, dtype=object)
     fit = (tidy["protocol"] == "full") & tidy["printed"].notna() & ~tidy["note"].str.startswith(("suspect", "failed"))
     for _, column in tidy[fit].groupby(list(COLUMN), sort=False):
@@ -76,7 +77,7 @@ def with_order(tidy: pd.DataFrame) -> pd.DataFrame:
 
 
 def order(column: pd.DataFrame) -> dict[str, Any]:
-    """Spearman's rho between ours and the print, and what is swapped beyond noise, in one column of a table.
+    """Return Spearman's rho between ours and the print, and what is swapped beyond noise, in one column of a table.
 
     Ours is the value under the paper's rule where all methods have it; else, of all of them, the mean of the last ten
     rounds of the plain test. rho needs three methods."""
@@ -94,8 +95,8 @@ def order(column: pd.DataFrame) -> dict[str, Any]:
 
 
 def spearman(first: pd.Series, second: pd.Series) -> float | None:
-    """Spearman's rank correlation: Pearson's of the ranks, equal values sharing their mean rank; None where all values
-    of a side are equal."""
+    """Return Spearman's rank correlation: Pearson's of the ranks, equal values sharing their mean rank; None where all
+    values of a side are equal."""
     ranks, others = first.rank(), second.rank()
     spread = float(ranks.std(ddof=0) * others.std(ddof=0))
     if not spread:
@@ -104,8 +105,9 @@ def spearman(first: pd.Series, second: pd.Series) -> float | None:
 
 
 def swapped(methods: pd.DataFrame) -> list[str]:
-    """Pairs that stand the other way round than printed, both here and there by more than two standard errors of the
-    difference. Where ours has no error known, nothing can be said; where the print has none, its difference counts.
+    """Return the pairs that stand the other way round than printed, both here and there by more than two standard
+    errors of the difference. Where ours has no error known, nothing can be said; where the print has none, its
+    difference counts.
 
     methods: columns method, ours, ours_error, printed, printed_std."""
     rows, found = methods.to_dict("records"), []

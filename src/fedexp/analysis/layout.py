@@ -30,7 +30,7 @@ class Section:
 
 
 def number(value: float | None, unit: str, metric: str = "") -> str:
-    """As the papers print it; - where there is none."""
+    """Format a number as the papers print it; - where there is none."""
     if value is None or value != value:
         return "-"
     digits = {"percent": 2, "rounds": 0}.get(unit, 2 if metric == "forgetting" else 3)
@@ -38,7 +38,7 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
 
 
 def both(row: Mapping[str, Any]) -> tuple[str, str]:
-    """(ours ± standard deviation, the printed one) of a row of the tidy table; "" where nothing was run."""
+    """Return (ours ± standard deviation, the printed one) of a row of the tidy table; "" where nothing was run."""
     printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"], row["metric"])
     if not row["n"]:
         return "", printed
@@ -52,7 +52,7 @@ def both(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
-    """(ours with its mark, the printed one); forgetting in parentheses."""
+    """Return (ours with its mark, the printed one); forgetting in parentheses."""
     bracket = "({})" if row["metric"] == "forgetting" else "{}"
     ours, printed = both(row)
     marked = ours + MARKS.get(row["verdict"], "")
@@ -60,14 +60,14 @@ def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def one_cell(group: pd.DataFrame) -> str:
-    """All numbers of a method in a setting."""
+    """Return all numbers of a method in a setting."""
     texts = [one_number(row) for row in group.to_dict("records")]  # type: ignore[arg-type]
     ours, printed = (" ".join(text for text in side if text) for side in zip(*texts, strict=True))
     return f"{ours} [{printed}]".strip()
 
 
 def column_names(table: pd.DataFrame) -> list[str]:
-    """Of each row, the column of the paper's table that it stands in: what differs between the columns."""
+    """Return, for each row, the column of the paper's table that it stands in: what differs between the columns."""
     parts = [
         [row["dataset"], row["partition_param"], *setting_parts(row["setting"])]
         for row in table.to_dict("records")
@@ -80,12 +80,13 @@ def column_names(table: pd.DataFrame) -> list[str]:
 
 
 def setting_parts(setting: str) -> list[str]:
-    """What a column of tables.csv says of its setting, without the value that a threshold works out at."""
+    """Return the parts of a setting as a column of tables.csv says them, without the value that a threshold works out
+    at."""
     return [part for part in setting.split("; ") if not part.startswith("threshold")]
 
 
 def plain_cell(group: pd.DataFrame) -> str:
-    """The plain test of a method in a setting: last round, mean of the last ten; forgetting in parentheses."""
+    """Return the plain test of a method in a setting: last round, mean of the last ten; forgetting in parentheses."""
     texts = []
     for row in group.to_dict("records"):
         pair = [number(row[name], row["unit"], row["metric"]) for name in ("plain_last", "plain_last10")]
@@ -94,8 +95,8 @@ def plain_cell(group: pd.DataFrame) -> str:
 
 
 def all_sections(table: pd.DataFrame) -> list[Section]:
-    """The tidy table as the paper has it, under the paper's rule; then the plain test and the order of the methods of
-    what was run."""
+    """Return the tidy table as the paper has it, under the paper's rule; then the plain test and the order of the
+    methods of what was run."""
     parts = sections(table)
     known = table[table["plain_last"].notna()]
     if len(known):
@@ -108,7 +109,8 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
 
 
 def orders(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each column of the paper's table with enough methods: rho, the verdict, and what it is judged by."""
+    """Return a row for each column of the paper's table with enough methods: rho, the verdict, and what it is judged
+    by."""
     named = table.assign(column=column_names(table))
     rows = named[named["order_by"].fillna("") != ""].drop_duplicates(["partition", "column", "metric"])
     names = (rows["partition"] + " " + rows["column"] + " " + rows["metric"]).str.split().str.join(" ")
@@ -117,7 +119,7 @@ def orders(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sections(table: pd.DataFrame, text_of: Callable[[pd.DataFrame], str] = one_cell) -> list[Section]:
-    """The tidy table as the paper has it; text_of: what stands in a cell, from its rows."""
+    """Return the tidy table as the paper has it; text_of: what stands in a cell, from its rows."""
     named = table.assign(column=column_names(table))
     wide = named["column"].nunique() > PER_SECTION and named["partition"].nunique() > 1
     groups = named.groupby("partition", sort=False) if wide else [("", named)]
@@ -131,7 +133,7 @@ def sections(table: pd.DataFrame, text_of: Callable[[pd.DataFrame], str] = one_c
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Without another package; the index is the first column."""
+    """Write Markdown without another package; the index is the first column."""
     lines = ["| | " + " | ".join(map(str, table.columns)) + " |", "|" + " --- |" * (len(table.columns) + 1)]
     for name, row in zip(table.index, table.to_numpy(), strict=True):
         lines.append("| " + " | ".join([str(name), *map(str, row)]) + " |")
@@ -139,12 +141,12 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
-    """level: of the headings of sections."""
+    """Write all sections. level: of their headings."""
     return "\n".join((f"{'#' * level} {part.title}\n\n" if part.title else "") + markdown(part.table) for part in parts)
 
 
 def latex(parts: Sequence[Section]) -> str:
-    """A tabular of booktabs for each section, for `\\input` in a table environment."""
+    """Return a tabular of booktabs for each section, for `\\input` in a table environment."""
     texts = []
     for part in parts:
         body = part.table.to_latex(escape=True, column_format="l" + "c" * len(part.table.columns))

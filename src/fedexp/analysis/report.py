@@ -1,4 +1,4 @@
-"""`python -m fedexp.report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
+"""`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
 
 With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
 """
@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
+from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import write_atomically
+from fedexp.rundir.evidence import FOLDER, keep_runs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 from fedexp.trackers.base import display_path
@@ -35,12 +37,12 @@ COLUMNS = {  # column -> how it is printed
     "mb_up_per_client": "{:.2f}",
     "mb_down_per_client": "{:.2f}",
 }
-OF_TASKS = ("scenario", "partition")  # these only in a table with streams of tasks
+OF_TASKS = ("scenario", "partition")  # these only in a table with runs of continual learning
 
 
 def columns(tasks: int) -> dict[str, str]:
-    """Column -> how it is printed, where the longest stream has so many tasks (0: none is a stream). Both accuracies
-    after each task from the second on: after the first they are one, and CFeD's tables leave it out."""
+    """Return column -> how it is printed, where the longest sequence has so many tasks (0: there is none). Both
+    accuracies after each task from the second on: after the first they are one, and CFeD's tables leave it out."""
     if not tasks:
         return {name: form for name, form in COLUMNS.items() if name not in OF_TASKS}
     after = [f"{kind}_task{task}" for task in range(2, tasks + 1) for kind in ("average", "new")]
@@ -73,7 +75,7 @@ def row(run: RunDirectory) -> dict[str, Any]:
 
 
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each run, the overrides that not all runs on its data set share, without what other columns say."""
+    """Return, for each run, the overrides that not all runs on its data set share, without what other columns say."""
     said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
             "figures", "eval_interval", "test_views")  # fmt: skip
     own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
@@ -93,9 +95,16 @@ def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sweep_reports(directories: Sequence[Path], figures: bool) -> int:
-    """Writes the report of each sweep and prints its table."""
+def sweep_reports(directories: Sequence[Path], figures: bool, keep: bool) -> int:
+    """Write the report of each sweep and print its table. keep: write the files of its runs too."""
     for directory in directories:
+        if not directory.is_dir():
+            print(f"fedexp: {directory}: is not a directory", file=sys.stderr)
+            return 2
+        if keep:
+            kept = keep_runs(directory)
+            size = sum(path.stat().st_size for path in kept)
+            print(f"{len(kept)} runs are kept in {display_path(directory / FOLDER)}: {size / 1e6:.2f} MB\n")
         paths = write_report(directory, figures)
         if not paths:
             print(f"fedexp: no finished run in {directory}", file=sys.stderr)
@@ -105,14 +114,20 @@ def sweep_reports(directories: Sequence[Path], figures: bool) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedexp.report", description=__doc__)
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("directories", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="path of the two files without their suffix")
     parser.add_argument("--no-figures", action="store_true", help="tables alone")
+    parser.add_argument(
+        "--keep", action="store_true", help="write what the report needs of each run into SWEEP/runs, to be committed"
+    )
     options = parser.parse_args(arguments)
     if options.out is None:
-        return sweep_reports(options.directories, not options.no_figures)
+        try:
+            return sweep_reports(options.directories, not options.no_figures, options.keep)
+        except ConfigError as error:
+            return say(str(error))
     there = list(runs(options.directories))
     for run in there:
         if run.damaged:

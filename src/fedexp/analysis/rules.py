@@ -18,7 +18,8 @@ FORM = re.compile(r"(last|best|mean_of_last\((?P<n>[1-9]\d*)\)|ema\((?P<w>0?\.\d
 
 @dataclass(frozen=True)
 class Rule:
-    """How a paper reports accuracy and forgetting. Raises ValueError where `value` or `view` is none of the above."""
+    """Reporting rule for accuracy and forgetting of a paper. Raises ValueError where `value` or `view` is none of the
+    above."""
 
     value: str = "last"
     view: str = "plain"
@@ -37,11 +38,12 @@ class Rule:
         return f"{self.name}: {text}" if self.name else text
 
     def column(self, metric: str) -> str:
-        """The column of rounds.csv that holds a metric (`accuracy` or `forgetting`) in the view of the rule."""
+        """Return the column of rounds.csv that holds a metric (`accuracy` or `forgetting`) in the view of the rule."""
         return COLUMNS[metric] + ("" if self.view == "plain" else f"_{self.view}")
 
     def reported(self, values: Sequence[float], metric: str) -> float | None:
-        """The number that the rule reports of the evaluated rounds from 1 on (fractions); None where there are none.
+        """Return the number that the rule reports of the evaluated rounds from 1 on (fractions); None where there are
+        none.
 
         `best` of forgetting is the smallest."""
         if not len(values):
@@ -55,7 +57,8 @@ class Rule:
         return ema(values, float(self._argument("w") or 0))
 
     def standard_error(self, values: Sequence[float]) -> float | None:
-        """The standard error of the reported number within one run, from its last ten rounds; None below two rounds.
+        """Return the standard error of the reported number within one run, from its last ten rounds; None below two
+        rounds.
 
         With s the standard deviation of these rounds (n - 1 in the denominator), taken as independent of each other:
         one round (last, best) varies by s, a mean of n by s / sqrt(n), and an average with weight w on what was before
@@ -79,12 +82,12 @@ PLAIN_LAST, PLAIN_LAST_TEN = Rule("last"), Rule(f"mean_of_last({NOISE_ROUNDS})")
 
 
 def read_rule(node: Mapping[str, Any]) -> Rule:
-    """The rule of a sweep's file. Raises ValueError or TypeError where it is none."""
+    """Return the rule of a sweep's file. Raises ValueError or TypeError where it is none."""
     return Rule(**{str(key): str(value) for key, value in node.items()})
 
 
 def ema(values: Sequence[float], weight: float) -> float:
-    """The last value of an exponential moving average: e_1 = x_1, e_t = weight e_{t-1} + (1 - weight) x_t.
+    """Return the last value of an exponential moving average: e_1 = x_1, e_t = weight e_{t-1} + (1 - weight) x_t.
 
     FedNTD's authors name a weight of 0.6 for Table 1 without a formula (issue 4 of their repository). The weight is
     read as that of the average so far, because the code logs to Weights & Biases, whose smoothing (like TensorBoard's,
@@ -107,7 +110,7 @@ class Noise:
 
 
 def noise(values: Sequence[float], within: Sequence[float | None]) -> Noise:
-    """The noise of the mean of `values`, one a seed: their standard deviation / sqrt(n).
+    """Return the noise of the mean of `values`, one a seed: their standard deviation / sqrt(n).
 
     Of one seed it is the error `within` its run."""
     if len(values) > 1:

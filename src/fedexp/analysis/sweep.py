@@ -2,8 +2,10 @@
 
 A sweep is a list of blocks; a block is a grid: every combination of the values of its axes (`experiment`, `algorithm`
 or any other key of the configuration), with the overrides `with`. Beside each value stand the fields of the printed
-cells that belong to it (columns of fedexp/published/tables.csv), and `measures` says which of our numbers stands beside
-which printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules).
+cells that belong to it (columns of published/tables.csv), and `measures` says which of our numbers stands beside which
+printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
+`readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings), and `claims` what the
+paper's text says of the table (fedexp.analysis.claims).
 """
 
 import itertools
@@ -32,20 +34,20 @@ class Block:
     measures: tuple[Mapping[str, Any], ...]
 
     def combinations(self) -> Iterator[tuple[tuple[str, str], ...]]:
-        """Each run as (key, value) of every axis."""
+        """Yield each run as (key, value) of every axis."""
         choices = [[(key, value) for value in values] for key, values in self.axes.items()]
         yield from itertools.product(*choices)
 
     def fields(self, combination: Sequence[tuple[str, str]]) -> dict[str, str]:
-        """Of the printed cells of a run."""
+        """Return the fields of the printed cells of a run."""
         found: dict[str, str] = {}
         for key, value in combination:
             found |= self.axes[key][value]
         return found
 
     def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
-        """With the values that the command line gives for axes: those of its own among them, None where there are none
-        or it has no such axis."""
+        """Return the block with the values that the command line gives for axes: those of its own among them, None
+        where there are none or it has no such axis."""
         axes = dict(self.axes)
         if given.keys() - axes.keys():
             return None
@@ -56,7 +58,7 @@ class Block:
         return Block(axes, self.fixed, self.measures)
 
     def arguments(self) -> list[str]:
-        """As overrides of one `--multirun`."""
+        """Return the overrides of one `--multirun`."""
         # Groups first: the value of a key of an algorithm belongs to that algorithm.
         grids = [f"{key}={','.join(values)}" for key, values in self.axes.items()]
         groups = [text for text in [*grids, *self.fixed] if "." not in text.split("=")[0]]
@@ -71,15 +73,18 @@ class Sweep:
     table: str
     blocks: tuple[Block, ...]
     rule: Rule = field(default_factory=Rule)
+    readings: Fields = field(default_factory=dict)  # sweep with another reading of cells of the same table -> its label
+    claims: str = ""  # the table of tables.csv with what the paper's text says of this one
 
     @property
     def common(self) -> list[str]:
-        """Overrides of all its jobs that give the rule its view; a run without them is still one of the sweep."""
+        """Return the overrides of all its jobs that give the rule its view; a run without them is still one of the
+        sweep."""
         return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
 
 
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
-    """Raises ConfigError where there is none of this name, or its file is not one."""
+    """Load a named sweep; raise ConfigError where there is none of this name, or its file is not one."""
     if is_path(name):
         raise ConfigError(f"sweep={name}: is a path; must be the name of a sweep")
     paths = [path for folder in folders if (path := folder / "sweep" / f"{name}.yaml").exists()]
@@ -91,7 +96,9 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         spec = yaml.safe_load(text)
         blocks = tuple(read_block(block) for block in spec["blocks"])
         title, rule = text.splitlines()[0].lstrip("# "), read_rule(spec.get("report", {}))
-        return Sweep(name, title, str(spec["paper"]), str(spec["table"]), blocks, rule)
+        readings = {str(other): str(label or "") for other, label in spec.get("readings", {}).items()}
+        claims = str(spec.get("claims", ""))
+        return Sweep(name, title, str(spec["paper"]), str(spec["table"]), blocks, rule, readings, claims)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
 
@@ -106,12 +113,12 @@ def read_block(node: Mapping[str, Any]) -> Block:
 
 
 def plain(value: Any) -> str:
-    """A yaml scalar as it is typed on a command line."""
+    """Return a yaml scalar as it is typed on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each `--multirun` that the sweep consists of.
+    """Return the overrides of each `--multirun` that the sweep consists of.
 
     overrides: of the command line. For a key that is an axis, they restrict it to those of its values that are given;
     values that the paper does not have run on the other axes of the first block. Any other key is set in all runs.
@@ -134,7 +141,8 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
 
 
 def cell_of(sweep: Sweep, overrides: Sequence[str]) -> tuple[Block, dict[str, str]] | None:
-    """(block, fields of the printed cells) of a run by the overrides it was started with; None: not a run of it."""
+    """Return (block, fields of the printed cells) of a run by the overrides it was started with; None: not a run of
+    it."""
     given = set(overrides)
     for block in sweep.blocks:
         if not given.issuperset(block.fixed):
@@ -148,7 +156,7 @@ def cell_of(sweep: Sweep, overrides: Sequence[str]) -> tuple[Block, dict[str, st
 
 
 def most_specific(sweep: Sweep, given: set[str]) -> int:
-    """How many overrides the most specific matching block accounts for."""
+    """Return the number of overrides that the most specific matching block accounts for."""
     sizes = [0]
     for block in sweep.blocks:
         matches = all(any(f"{key}={value}" in given for value in axis) for key, axis in block.axes.items())
@@ -158,7 +166,7 @@ def most_specific(sweep: Sweep, given: set[str]) -> int:
 
 
 def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """Overrides that change the protocol of the printed table, so that the run is no reproduction of it."""
+    """Return the overrides that change the protocol of the printed table, so that the run is no reproduction of it."""
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     harmless = ("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "checkpoint_interval", "profile",
@@ -173,7 +181,7 @@ def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Every job of a multirun, as Hydra's basic sweeper makes them."""
+    """Yield every job of a multirun, as Hydra's basic sweeper makes them."""
     choices = []
     for override in OverridesParser.create().parse_overrides(overrides=list(overrides)):
         key = override.get_key_element()

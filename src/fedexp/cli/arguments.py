@@ -1,5 +1,6 @@
-"""The command line before Hydra reads it: flags, overrides, `sweep=`, `preview=`, `resume=`, directories."""
+"""The command line before Hydra reads it: flags, overrides, `sweep=`, `budget=`, `preview=`, `resume=`, directories."""
 
+import math
 import re
 from collections import deque
 from itertools import pairwise
@@ -10,9 +11,11 @@ from fedexp.config.options import conf_directory
 from fedexp.config.overrides import key_of, read_overrides
 from fedexp.core.errors import ConfigError, nearest
 
+OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
+
 
 def config_directories(arguments: list[str]) -> list[Path]:
-    """The user's own groups (`--config-dir`)."""
+    """Return the user's own groups (`--config-dir`)."""
     found = [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
     found += [a.split("=", 1)[1] for a in arguments if a.startswith(("--config-dir=", "-cd="))]
     return [Path(directory) for directory in found]
@@ -21,19 +24,24 @@ def config_directories(arguments: list[str]) -> list[Path]:
 class Asked(NamedTuple):
     flags: list[str]
     launches: list[list[str]]  # the overrides of each run of Hydra
-    sweep: str | None  # of conf/sweep
+    sweeps: list[str]  # of conf/sweep
     preview: bool  # nothing is to be run
+    budget: float | None = None  # minutes that all jobs together may take
+
+    def name_of(self, directory: Path) -> str | None:
+        """The named sweep whose jobs lie in this directory; None where none was asked for."""
+        return directory.name if len(self.sweeps) > 1 else next(iter(self.sweeps), None)
 
 
 def sort_out(arguments: list[str]) -> Asked:
-    """Takes out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
+    """Take out what is ours; flags come first, since Hydra's parser does not take overrides on both sides of one."""
     from fedexp.analysis.sweep import launches, load_sweep
     from fedexp.config.options import ONE_OPTION, PRESETS, list_groups
     from fedexp.config.overrides import check_names
 
     flags, overrides = split_flags(arguments)
-    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in ("sweep", "preview")}
-    own = [o for o in overrides if not o.startswith(("sweep=", "preview="))]
+    asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS}
+    own = [o for o in overrides if not o.startswith(tuple(f"{key}=" for key in OURS))]
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
         raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
     folders = [*config_directories(arguments), conf_directory()]
@@ -47,16 +55,40 @@ def sort_out(arguments: list[str]) -> Asked:
     preview = asked["preview"][-1:]
     if preview not in ([], ["true"], ["false"]):
         raise ConfigError(f"preview={preview[0]}: must be true or false")
+    budget = read_budget(asked["budget"][-1], own, bool(asked["sweep"])) if asked["budget"] else None
     if not asked["sweep"]:
-        return Asked(flags, [own], None, preview == ["true"])
-    name = asked["sweep"][-1]
-    if not any(o.startswith("hydra.sweep.dir=") for o in own):
-        own.append(f"hydra.sweep.dir=multirun/{name}")
-    return Asked(flags, launches(load_sweep(name, folders), own), name, preview == ["true"])
+        return Asked(flags, [own], [], preview == ["true"], budget)
+    names = list(dict.fromkeys(asked["sweep"][-1].split(",")))
+    placed = [o for o in own if o.startswith("hydra.sweep.dir=")]
+    if placed and len(names) > 1:
+        raise ConfigError(f"{placed[-1]}: goes with one sweep; several lie in multirun/<sweep>")
+    jobs = [
+        each
+        for name in names
+        for each in launches(load_sweep(name, folders), own if placed else [*own, f"hydra.sweep.dir=multirun/{name}"])
+    ]
+    return Asked(flags, jobs, names, preview == ["true"], budget)
+
+
+def read_budget(text: str, own: list[str], named: bool) -> float:
+    """Minutes. own: the other overrides; named: whether there is a sweep of conf/sweep among what is asked for."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"budget={text}: must be a number of minutes above 0")
+    if not named and not any(o.startswith("hydra.sweep.dir=") for o in own):
+        raise ConfigError(
+            f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, in which the same command goes on"
+        )
+    if other := [o for o in own if o.startswith("hydra/sweeper=")]:
+        raise ConfigError(f"budget={text}: cannot order the jobs of {other[-1]}")
+    return minutes
 
 
 def expand_resume(arguments: list[str]) -> list[str]:
-    """`resume=DIR` means: the overrides that DIR was started with, in DIR."""
+    """Expand `resume=DIR` to the overrides that DIR was started with, in DIR."""
     from fedexp.config.options import PRESETS, list_groups
     from fedexp.rundir.links import require_run_directory
 
@@ -81,7 +113,8 @@ def expand_resume(arguments: list[str]) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """A value that Hydra and OmegaConf read as this text, whatever quotes, backslashes or `${` are in it."""
+    """Write a value so that Hydra and OmegaConf read it as this text, whatever quotes, backslashes or `${` are in
+    it."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     if "${" in text:  # in such a text OmegaConf reads backslashes before `${` and at the end as escapes
@@ -103,7 +136,8 @@ FLAGS = WITH_VALUE | {
 
 
 def split_flags(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(flags with their values, overrides), which users write in any order. Raises ConfigError for an unknown flag."""
+    """Split into (flags with their values, overrides), which users write in any order. Raises ConfigError for an
+    unknown flag."""
     flags, overrides, rest = [], [], deque(arguments)
     while rest:
         argument = rest.popleft()

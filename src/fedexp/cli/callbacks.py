@@ -1,5 +1,9 @@
-"""What Hydra tells at both ends of a sweep: its launchers may run jobs in other processes, on other machines."""
+"""Callbacks of Hydra at both ends of a sweep: its launchers may run jobs in other processes, on other machines."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +15,65 @@ from fedexp.core import interrupts
 from fedexp.rundir.files import ERROR
 
 Mark = tuple[int, int]  # inode, time of writing
-
-# Of this process, by the directory of each sweep.
-begun: dict[Path, dict[Path, Mark]] = {}  # its failures as it began
-running: dict[Path, str] = {}  # the launcher of each that is not over
-ended: list[Path] = []
-
-
 NOTES = ".failed"  # of a sweep: what jobs could not write into their own directories
 
 
+@dataclass
+class SweepWatch:
+    """The sweeps of one command, by their directories."""
+
+    begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # its failures as it began
+    running: dict[Path, str] = field(default_factory=dict)  # the launcher of each that is not over
+    ended: list[Path] = field(default_factory=list)
+    queued: dict[Path, int] = field(default_factory=dict)  # the number of jobs, where it is not that of the overrides
+
+    @contextmanager
+    def handed_over(self) -> Iterator[None]:
+        """Inside, Hydra's callback reports here.
+
+        Hydra makes the callback from the class name in conf/config.yaml, with plain values alone, so that it can be
+        given no object; a context variable is the way that is left, and ends with the command.
+        """
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+_current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None)
+
+
 class Sweeps(Callback):
+    """What conf/config.yaml has Hydra call."""
+
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Hydra would write its files over those of a run that is there, before it can be refused."""
+        """Stop in time: Hydra would write its files over those of a run that is there, before it can be refused."""
         with read_write(config), open_dict(config):
             config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        jobs = launchers.settle(config)
+        """Note what was in the directory before, and say where the jobs run."""
         directory, launcher = Path(config.hydra.sweep.dir).absolute(), config.hydra.runtime.choices["hydra/launcher"]
-        begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
-        running[directory] = launcher
+        watch = _current.get()
+        jobs = launchers.settle(config, watch.queued.get(directory) if watch else None)
+        if watch:
+            watch.begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
+            watch.running[directory] = launcher
         if launcher != "basic":
             interrupts.release()  # this process only waits
             print(launchers.sentence(launcher, config.hydra.launcher, jobs, directory), flush=True)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note that its jobs are over."""
         directory = Path(config.hydra.sweep.dir).absolute()
-        running.pop(directory, None)
-        ended.append(directory)
+        if watch := _current.get():
+            watch.running.pop(directory, None)
+            watch.ended.append(directory)
 
 
 def failures(sweep: Path) -> dict[Path, Mark]:
-    """The reports of failed jobs, with what tells a new one from an old one, whatever the clock says."""
+    """Return the reports of failed jobs, with what tells a new one from an old one, whatever the clock says."""
     paths = [*sweep.glob(f"*/{ERROR}"), *sweep.glob(f"{NOTES}/*.json")]
     found = ((path, path.stat()) for path in paths)
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}

@@ -3,6 +3,7 @@
 import textwrap
 from pathlib import Path
 
+from fedexp.cli.subcommands import SUBCOMMANDS
 from fedexp.config.options import list_groups, list_options
 
 HEADER = """\
@@ -10,7 +11,7 @@ fedexp: federated-learning experiments that measure forgetting.
 
   fedexp [group=option ...] [key=value ...]          one run
   fedexp --multirun group=a,b key=1,2,3              a sweep over all combinations, below multirun/
-  fedexp resume=<run directory>                      go on with an interrupted run
+  fedexp resume=<run directory>                      resume an interrupted run
 """
 
 KNOBS = """\
@@ -23,7 +24,7 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
   public.fraction=0.025           examples for the server   public.balanced=false   at random
   surrogate.dataset=caltech256    unlabelled examples, or   surrogate.fraction=0.2  a part of the training data
-  scenario.rounds_per_task=20     in a stream of tasks (scenario=class_incremental or domain_incremental)
+  scenario.rounds_per_task=20     in continual learning (scenario=class_incremental or domain_incremental)
   targets=[0.5,0.6]               for rounds-to-target      checkpoint_interval=1   save every n-th round
   seed=0                          or one for each of        seeds.partition  seeds.sampling  seeds.training
   algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1         parameters by the papers' symbols
@@ -48,11 +49,19 @@ More: --cfg job (the composed configuration), --config-dir DIR (your own groups)
 
 def help_text(conf: Path, extra: list[Path]) -> str:
     """The whole help; extra: directories given by --config-dir."""
-    return "\n".join([HEADER, groups_text(conf, extra), KNOBS, EXAMPLES])
+    return "\n".join([HEADER, subcommands_text(), groups_text(conf, extra), KNOBS, EXAMPLES])
+
+
+def subcommands_text() -> str:
+    """Every subcommand with what it does."""
+    lines = ["Subcommands (each has a --help)"]
+    for name, (_, arguments, description) in SUBCOMMANDS.items():
+        lines.append(f"  {f'fedexp {name} {arguments}':<30}{description}")
+    return "\n".join(lines) + "\n"
 
 
 def groups_text(conf: Path, extra: list[Path]) -> str:
-    """Every group with its options and their one-line descriptions; the default is starred."""
+    """Return every group with its options and their one-line descriptions; the default is starred."""
     chosen = defaults(conf)
     lines = ["Groups (* = default)"]
     for group in list_groups([conf, *extra]):
@@ -65,7 +74,7 @@ def groups_text(conf: Path, extra: list[Path]) -> str:
 
 
 def presets_text(conf: Path, extra: list[Path]) -> str:
-    """The papers' settings and tables, by name."""
+    """Return the papers' settings and tables, by name."""
     experiments = list_options("experiment", [conf, *extra])
     lines = ["Settings of the papers: experiment=<name>"]
     for paper in dict.fromkeys(name.partition("/")[0] for name in experiments):
@@ -81,7 +90,7 @@ def presets_text(conf: Path, extra: list[Path]) -> str:
 
 
 def defaults(conf: Path) -> dict[str, str]:
-    """group -> option in the defaults list, read without a yaml parser to stay quick."""
+    """Return group -> option in the defaults list, read without a yaml parser to stay quick."""
     chosen = {}
     for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("  - ") and ":" in line and "override" not in line:
@@ -91,7 +100,7 @@ def defaults(conf: Path) -> dict[str, str]:
 
 
 def description(path: Path) -> str:
-    """The first comment line of an option that is not Hydra's package line."""
+    """Return the first comment line of an option that is not Hydra's package line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ").strip()

@@ -1,6 +1,7 @@
-"""One job as Hydra hands it over: where it runs, its exit code, and what is left of it when it fails."""
+"""One job as Hydra hands it over: its directory, its exit code, and what is left of it when it fails."""
 
 import json
+import logging
 import os
 import platform
 import sys
@@ -11,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import console, interrupts
-from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError, StorageError, say
+from fedexp.core.errors import (
+    BAD_INPUT,
+    FAILED,
+    BudgetSpent,
+    ConfigError,
+    StorageError,
+    lacks_memory,
+    say,
+    say_no_memory,
+)
 from fedexp.core.storage import shorten
 
 if TYPE_CHECKING:
@@ -19,67 +29,121 @@ if TYPE_CHECKING:
 
 
 def run_job(config: Any) -> int:
-    """One job of a run or sweep; the exit code that it stands for."""
+    """Run one job of a run or sweep; return its exit code."""
     from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-    from omegaconf import OmegaConf
 
     console.install()
     log_to_console()
+    try:
+        from fedexp.training.job import train_run
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        return say_no_memory(error)  # torch could not be imported
+    hydra_config = HydraConfig.get()
+    job = job_of(config, hydra_config)
+    new = not holds_a_run(job.directory)
+    try:
+        interrupts.release()
+        job.deadline.check_start()
+        train_run(job)
+        return 0
+    except BudgetSpent:
+        return say_stopped(job.directory)
+    except KeyboardInterrupt:
+        say_interrupted(job.directory)
+        raise
+    except Exception as error:
+        return say_failure(error, job, hydra_config, new)
+
+
+def job_of(config: Any, hydra_config: Any) -> "Job":
+    """The job, in the directory that the command was given in."""
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    from fedexp.cli.budget import deadline_of
     from fedexp.cli.launchers import place_of
-    from fedexp.rundir.checkpoint import kept
-    from fedexp.rundir.lock import Occupied
-    from fedexp.training.job import Job, execute
+    from fedexp.training.job import Job
     from fedexp.training.place import Place
 
-    hydra_config = HydraConfig.get()
-    # As they are: a path may hold what would be an interpolation.
-    runtime: Any = OmegaConf.to_container(hydra_config.runtime, resolve=False)
+    runtime = runtime_of(hydra_config)
     go_to(Path(runtime["cwd"]))
-    directory, in_sweep = Path(runtime["output_dir"]), hydra_config.mode == RunMode.MULTIRUN
-    new, notes = not holds_a_run(directory), Path(hydra_config.sweep.dir) if in_sweep else None
-    job = Job(
+    in_sweep = hydra_config.mode == RunMode.MULTIRUN
+    return Job(
         config=config,
-        directory=directory,
+        directory=Path(runtime["output_dir"]),
         # Not resolved: an override may itself be an interpolation.
         overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
         choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
+        deadline=deadline_of(hydra_config),
     )
-    try:
-        interrupts.release()
-        execute(job)
-        return 0
-    except Occupied as error:
+
+
+def runtime_of(hydra_config: Any) -> Any:
+    """Its directories as they are: a path may hold what would be an interpolation."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(hydra_config.runtime, resolve=False)
+
+
+def say_stopped(directory: Path) -> int:
+    """Say after which round a job has stopped whose time is over; return the exit code. One that has not begun leaves
+    nothing behind."""
+    from fedexp.rundir.checkpoint import kept
+
+    if (after := kept(directory)) is not None:
+        print(f"{directory.name}: stopped by the budget after round {after}", file=sys.stderr)
+    else:
+        with suppress(OSError):
+            directory.rmdir()
+    return 0
+
+
+def say_interrupted(directory: Path) -> None:
+    """How to go on, where there is something to go on from."""
+    from fedexp.rundir.checkpoint import kept
+
+    if kept(directory) is not None:
+        print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
+    else:
+        print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
+
+
+def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> int:
+    """What is left of a job that has failed, and one message; the exit code.
+
+    new: whether there was no run in the directory before.
+    """
+    from fedexp.rundir.checkpoint import kept
+    from fedexp.rundir.lock import Occupied
+
+    directory, in_sweep = job.directory, job.sweep is not None
+    notes = Path(hydra_config.sweep.dir) if in_sweep else None
+    if isinstance(error, Occupied):
         return say(f"skipped: {error}", 0) if in_sweep else say(str(error))
-    except ConfigError as error:
+    if isinstance(error, ConfigError):
         if in_sweep:
             record_failure(job, str(error), BAD_INPUT, notes, new)
         else:
             remove_hydras(directory, hydra_config)
-            remove_if_empty(directory, Path(runtime["cwd"]))
+            remove_if_empty(directory, Path(runtime_of(hydra_config)["cwd"]))
         return say(str(error))
-    except KeyboardInterrupt:
-        if kept(directory) is not None:
-            print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
-        else:
-            print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
-        raise
-    except StorageError as error:
+    if isinstance(error, StorageError):
         after = kept(directory)
         again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
         state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
         record_failure(job, str(error), FAILED, notes)
         return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
-    except Exception as error:
-        where = record_failure(job, traceback.format_exc(), FAILED, notes)
-        print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
-        return FAILED
+    where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, notes)
+    print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
+    return FAILED
 
 
 def go_to(directory: Path) -> None:
-    """The directory that the command was given in, where relative paths begin; Ray starts jobs in another one."""
+    """Go to the directory that the command was given in, where relative paths begin; Ray starts jobs in another one."""
     try:
         os.chdir(directory)
     except OSError as error:
@@ -87,28 +151,37 @@ def go_to(directory: Path) -> None:
         raise RuntimeError(f"{directory}: is not there on {host}; jobs need the file system of the launcher") from error
 
 
-def log_to_console() -> None:
-    """Console logging; looks up sys.stderr at every line, since the live display redirects it."""
-    import logging
+class ToStderr(logging.Handler):
+    """Writes to what sys.stderr is at the time of each line, since the live display redirects it."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the line."""
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+def log_to_console() -> None:
+    """Console logging of this process."""
     logger = logging.getLogger("fedexp")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     if not logger.handlers:
-        handler = logging._StderrHandler(logging.INFO)  # type: ignore[attr-defined]
+        handler = ToStderr(logging.INFO)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
 
 
 def remove_hydras(directory: Path, hydra_config: Any) -> None:
-    """The empty log that Hydra itself makes before a job begins, where it is asked to (hydra/job_logging)."""
+    """Remove the empty log that Hydra itself makes before a job begins, where it is asked to (hydra/job_logging)."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:
-    """Takes back the directories that Hydra made for a run that never began; of parents only those below `here`."""
+    """Take back the directories that Hydra made for a run that never began; of parents only those below `here`."""
     for candidate in (directory, *directory.parents):
         if candidate != directory and here not in candidate.parents:
             return
@@ -119,14 +192,14 @@ def remove_if_empty(directory: Path, here: Path) -> None:
 
 
 def holds_a_run(directory: Path) -> bool:
-    """Whether somebody's run is there, of which a job that is refused must change nothing."""
+    """Return whether somebody's run is there, of which a job that is refused must change nothing."""
     from fedexp.rundir import files
 
     return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(directory)
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether there is a summary that is not the record of a failure."""
+    """Return whether there is a summary that is not the record of a failure."""
     from fedexp.rundir import files
 
     try:
@@ -139,7 +212,7 @@ def is_finished(directory: Path) -> bool:
 
 
 def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
-    """Tells the process that launched the sweep what can or must not be written into the job's directory."""
+    """Tell the process that launched the sweep what can or must not be written into the job's directory."""
     from fedexp.cli.callbacks import NOTES
     from fedexp.core import storage
 
@@ -152,7 +225,7 @@ def write_note(job: "Job", report: str, code: int, sweep: Path | None) -> None:
 
 
 def record_failure(job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True) -> str:
-    """error.txt and a summary that says `failed`, in the job's own directory; returns where the report is.
+    """Write error.txt and a summary that says `failed`, in the job's own directory; return where the report is.
 
     sweep: the directory of the sweep, which keeps a note where the job's is not there; ours: False for a job that was
     refused where another run is. What is finished is never written over.

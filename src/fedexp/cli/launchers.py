@@ -1,4 +1,4 @@
-"""Where the jobs of a sweep run: Hydra's launchers, `hydra/launcher=<name>`, with the defaults of conf/launcher/."""
+"""Launchers of Hydra for the jobs of a sweep, `hydra/launcher=<name>`, with the defaults of conf/launcher/."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +23,7 @@ EXTRAS = {
 
 
 def register(conf: Path) -> None:
-    """Gives Hydra's launchers the defaults of conf/launcher/<name>.yaml.
+    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml.
 
     They lie there and not in conf/hydra/launcher/, since Hydra would take what the plugin registers under the same name
     for their schema, which it deprecates. What is registered here travels with Hydra to the processes of the jobs.
@@ -43,7 +43,7 @@ def register(conf: Path) -> None:
 
 
 def check_installed(overrides: Sequence[str]) -> None:
-    """Raises ConfigError where the launcher that is asked for has not been installed."""
+    """Raise ConfigError where the launcher that is asked for has not been installed."""
     names = [value for key, _, value in (o.partition("=") for o in overrides) if key == "hydra/launcher"]
     if not names or names[-1] not in EXTRAS:
         return
@@ -59,15 +59,16 @@ def importable(module: str) -> bool:
         return False
 
 
-def settle(config: DictConfig) -> int:
-    """Decides, in the process that launches, what the jobs cannot know; the number of jobs.
+def settle(config: DictConfig, jobs: int | None = None) -> int:
+    """Decide, in the process that launches, what the jobs cannot know; return the number of jobs (by default those of
+    the overrides).
 
     Each job composes its configuration anew, from Hydra's overrides. To these are added: the directory of the sweep,
     since a job may start in another working directory (Ray), and how many jobs joblib runs at a time.
     """
     from fedexp.analysis.sweep import expand
 
-    jobs = sum(1 for _ in expand(config.hydra.overrides.task))
+    jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if jobs is None else jobs
     added: dict[str, str | int] = {
         "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
         "hydra.output_subdir": "null",
@@ -82,7 +83,7 @@ def settle(config: DictConfig) -> int:
 
 
 def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
-    """What is said when a sweep begins."""
+    """Return the sentence for the beginning of a sweep."""
     from fedexp.trackers.base import display_path
 
     if launcher == "joblib":
@@ -93,14 +94,15 @@ def sentence(launcher: str, options: Mapping[str, Any], jobs: int, directory: Pa
 
 
 def quoted(value: str | int) -> str:
-    """As Hydra's overrides have it."""
+    """Quote a value as Hydra's overrides have it."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return str(value) if isinstance(value, int) else QuotedString(value, Quote.single).with_quotes()
 
 
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:
-    """How many jobs this machine takes at a time. Values that are wrong count as defaults: the jobs will say so."""
+    """Return the number of jobs this machine takes at a time. Values that are wrong count as defaults: the jobs will
+    say so."""
     from fedexp.engine.hardware import cores
 
     device, per_gpu = str(hardware["device"]), hardware.get("jobs_per_gpu")
@@ -112,7 +114,7 @@ def jobs_at_once(hardware: Mapping[str, Any]) -> int:
 
 
 def place_of(launcher: Mapping[str, Any]) -> Place:
-    """launcher: the node `hydra.launcher` of a job of a sweep."""
+    """Return the place of a job. launcher: the node `hydra.launcher` of a job of a sweep."""
     match str(launcher["_target_"]).rpartition(".")[2]:
         case "BasicLauncher":
             return Place(finds_gpu=True)

@@ -8,76 +8,104 @@ import argparse
 import io
 import os
 import sys
+import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedexp.cli.arguments import config_directories, expand_resume, sort_out
+from fedexp.cli.subcommands import subcommand_of
 from fedexp.config.options import conf_directory
 from fedexp.core import console, interrupts
 from fedexp.core.errors import FAILED, INTERRUPTED, ConfigError, lacks_memory, say, say_no_memory
 from fedexp.engine.processes.ranks import find_ranks
 
+if TYPE_CHECKING:
+    from fedexp.cli.callbacks import SweepWatch
 
-def main() -> int:
-    """The console script. Everything global (signals, logging, environment) is set here and nowhere else."""
+
+def main(arguments: list[str] | None = None) -> int:
+    """Does what is asked for; the exit code.
+
+    arguments: None for those of this process, which is then set up for them (signals, environment).
+    """
+    if arguments is None:
+        set_up_process()
+        arguments = sys.argv[1:]
+    with console.views():
+        try:
+            ranks = find_ranks()
+            together: AbstractContextManager[None] = nullcontext()
+            if ranks is not None:
+                from fedexp.engine.processes.distributed import follow, leading
+
+                interrupts.release()
+                if ranks.rank:
+                    return follow(ranks)
+                together = leading(ranks)
+            check_arguments(arguments)
+            with together:
+                if called := subcommand_of(arguments):
+                    return called(arguments[1:])
+                if (text := information(arguments)) is not None:
+                    print(text)
+                    return 0
+                code = run_hydra(arguments)
+                interrupts.release()
+                return code
+        except ConfigError as error:
+            return say(str(error))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
+
+def set_up_process() -> None:
+    """Everything global (signals, environment) is set here and nowhere else."""
     if sys.getfilesystemencoding().lower() != "utf-8":
         # A locale without UTF-8, with which paths that somebody else wrote cannot be opened: the same process anew.
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     interrupts.hold()  # until everything is imported: `fedexp.cli.job` and below
-    arguments, ranks = sys.argv[1:], find_ranks()
     if not {"", here()} & set(sys.path[:1]):
         os.environ["PYTHONSAFEPATH"] = "1"  # nor do processes that are started from here import from the directory
     # Waiting threads that spin make runs that share cores several times slower; must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else Ray withholds lines of a job that are like those of another
-    with console.views():
-        if ranks is None:
-            return answer(arguments, nullcontext())
-        from fedexp.engine.processes.distributed import follow, leading
-
-        try:
-            interrupts.release()
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        return follow(ranks) if ranks.rank else answer(arguments, leading(ranks))
 
 
-def answer(arguments: list[str], together: AbstractContextManager[None]) -> int:
-    """Does what was asked, with the other ranks at hand; the exit code."""
-    try:
-        if wrong := [repr(each) for each in [*arguments, here()] if surrogate(each)]:
-            raise ConfigError(f"{wrong[0]}: is not UTF-8 text; give the file or directory another name")
-        if folders := config_directories(arguments):
-            from fedexp.core.yaml_files import check_directories
+def check_arguments(arguments: list[str]) -> None:
+    """Raises ConfigError for what is no text, and for a `--config-dir` that cannot be read safely."""
+    if wrong := [repr(each) for each in [*arguments, here()] if surrogate(each)]:
+        raise ConfigError(f"{wrong[0]}: is not UTF-8 text; give the file or directory another name")
+    if folders := config_directories(arguments):
+        from fedexp.core.yaml_files import check_directories
 
-            check_directories(folders)
-        with together:
-            if "--help" in arguments or "-h" in arguments:
-                from fedexp.cli.help import help_text
+        check_directories(folders)
 
-                print(help_text(conf_directory(), config_directories(arguments)))
-                return 0
-            if "--shell-completion" in arguments or "-sc" in arguments:
-                from fedexp.cli.completion import answer_shell
 
-                print(answer_shell(arguments, [*config_directories(arguments), conf_directory()]))
-                return 0
-            code = run_hydra(arguments)
-            interrupts.release()
-            return code
-    except ConfigError as error:
-        return say(str(error))
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+def information(arguments: list[str]) -> str | None:
+    """Return what is printed where no run is asked for; None where one is."""
+    if "--help" in arguments or "-h" in arguments:
+        from fedexp.cli.help import help_text
+
+        return help_text(conf_directory(), config_directories(arguments))
+    if "--version" in arguments:
+        from fedexp.cli.version import version_text
+
+        return version_text()
+    if "--shell-completion" in arguments or "-sc" in arguments:
+        from fedexp.cli.completion import answer_shell
+
+        return answer_shell(arguments, [*config_directories(arguments), conf_directory()])
+    return None
 
 
 def here() -> str:
-    """The working directory; an empty text where it has been removed."""
+    """Return the working directory; an empty text where it has been removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -85,94 +113,96 @@ def here() -> str:
 
 
 def surrogate(text: str) -> bool:
-    """Whether it stands for bytes that are no text."""
+    """Return whether a character stands for bytes that are no text."""
     return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def run_hydra(arguments: list[str]) -> int:
-    """Hands over to Hydra and turns what comes back into an exit code."""
+    """Hand over to Hydra and turn what comes back into an exit code."""
     import hydra
-    import yaml
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    from fedexp.cli.callbacks import begun, ended, running
+    from fedexp.cli.callbacks import SweepWatch
     from fedexp.cli.job import run_job
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
-    from fedexp.cli.messages import explain
-    from fedexp.cli.multirun import broken, failed, show_preview, show_report
+    from fedexp.cli.multirun import finish_sweeps, show_preview, within_budget
     from fedexp.config import composing
     from fedexp.config.run_names import register
 
+    began = time.time()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
     composing.install()
     register()
     register_launchers(conf_directory())
     asked = sort_out(expand_resume(arguments))
-    outcomes: list[int] = []
-    begun.clear()
-    running.clear()
-    ended.clear()
-
-    def task(config: Any) -> None:
-        try:
-            outcomes.append(run_job(config))
-        except Exception as error:
-            if not lacks_memory(error):
-                raise
-            outcomes.append(say_no_memory(error))  # torch could not be imported
-
+    codes: list[int] = []
+    watch = SweepWatch()
     try:
         if asked.preview:
             interrupts.release()
-            return show_preview(asked.launches, config_directories(arguments))
-        for overrides in asked.launches:
-            check_installed(overrides)
-            sys.argv = [sys.argv[0], *asked.flags, *overrides]
-            check_flags(sys.argv[1:])
-            with words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
-                hydra.main(config_path=str(conf_directory()), config_name="config", version_base="1.3")(task)()
-        elsewhere = not outcomes  # launchers may have used other processes
-        for sweep in dict.fromkeys(ended):
-            if not sweep.is_dir():
-                outcomes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
-                continue
-            outcomes += failed(sweep, begun[sweep], elsewhere)
-            show_report(sweep, asked.sweep, figures="figures=false" not in arguments)
-    except ConfigError:
-        raise
-    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError, RecursionError) as error:
-        return say(explain(error, conf_directory(), config_directories(arguments)))  # a job's own errors end in run_job
+            return show_preview(asked, config_directories(arguments))
+        shown = {"--cfg", "-c", "--info"} & {flag.split("=")[0] for flag in asked.flags}
+        extra = config_directories(arguments)
+        with nullcontext() if shown else within_budget(asked, extra, began, watch) as queue:
+            for overrides in asked.launches if queue is None else queue.launches:
+                check_installed(overrides)
+                sys.argv = [sys.argv[0], *asked.flags, *overrides]
+                check_flags(sys.argv[1:])
+                with watch.handed_over(), words_of_hydra(shown={"--cfg", "-c"} & set(asked.flags)):
+                    application = hydra.main(
+                        config_path=str(conf_directory()), config_name="config", version_base="1.3"
+                    )
+                    application(lambda config: codes.append(run_job(config)))()
+        elsewhere = not codes  # launchers may have used other processes
+        codes += finish_sweeps(watch, asked, elsewhere, figures="figures=false" not in arguments)
+        if queue is not None:
+            queue.say_state()
     except Exception as error:
-        if running:
-            (directory, launcher) = running.popitem()
-            if launcher != "basic":
-                return say(broken(error, directory, launcher), FAILED)
-        if lacks_memory(error):
-            return say_no_memory(error)
-        if isinstance(error, OSError):
-            return say(f"{error.filename}: cannot be written ({error.strerror})")
-        raise
-    return max(outcomes, default=0)
+        return say_error(error, watch, config_directories(arguments))
+    return max(codes, default=0)
+
+
+def say_error(error: Exception, watch: "SweepWatch", folders: list[Path]) -> int:
+    """One message for what Hydra, a launcher or the system has raised, and its exit code; any other error is raised.
+
+    A job's own errors end in `run_job`. folders: of `--config-dir`.
+    """
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fedexp.cli.messages import explain
+    from fedexp.cli.multirun import broken
+
+    if isinstance(error, ConfigError):
+        raise error
+    if isinstance(error, HydraException | OmegaConfBaseException | ValueError | yaml.YAMLError | RecursionError):
+        return say(explain(error, conf_directory(), folders))
+    if watch.running:
+        (directory, launcher) = watch.running.popitem()
+        if launcher != "basic":
+            return say(broken(error, directory, launcher), FAILED)
+    if lacks_memory(error):
+        return say_no_memory(error)
+    if isinstance(error, OSError):
+        return say(f"{error.filename}: cannot be written ({error.strerror})")
+    raise error
 
 
 def check_flags(arguments: list[str]) -> None:
     """Raises ConfigError for what Hydra's parser would print its usage for and exit."""
-    from hydra._internal.utils import get_args_parser
+    from fedexp.core.private.of_hydra import parse_flags
 
-    parser = get_args_parser()
-    parser.exit_on_error = False
     try:
-        parser.parse_args(arguments)
+        parse_flags(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
 
 
 @contextmanager
 def words_of_hydra(shown: Collection[str]) -> Iterator[None]:
-    """Where a configuration is only shown, what Hydra says before it exits by itself (of a `--package` that is not
-    there) becomes one message of ours."""
+    """Turn what Hydra says before it exits by itself (of a `--package` that is not there) into one message of ours,
+    where a configuration is only shown."""
     said = io.StringIO()
     try:
         with redirect_stderr(said) if shown else nullcontext():

@@ -12,7 +12,7 @@ INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
 
 
 def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
-    """One message for an error that was raised while composing the configuration."""
+    """Return one message for an error that was raised while composing the configuration."""
     text = str(error)
     if isinstance(error, UnicodeDecodeError | RecursionError | yaml.YAMLError):
         for path in sorted(path for folder in extra for path in folder.rglob("*.yaml")):
@@ -42,7 +42,8 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
 
 
 def in_words(override: str, problem: str) -> str:
-    """What is wrong with an argument that Hydra's parser cannot read; of its own words those that a user can read."""
+    """Return what is wrong with an argument that Hydra's parser cannot read; of its own words those that a user can
+    read."""
     if "=" not in override:
         return ""
     if re.search("LexerNoViableAlt|no viable alternative|mismatched input|Error parsing", problem):
@@ -51,7 +52,7 @@ def in_words(override: str, problem: str) -> str:
 
 
 def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
-    """For a key that the composed configuration lacks."""
+    """Return the message for a key that the composed configuration lacks."""
     if key == "launcher":
         return "launcher: is hydra/launcher"
     known = known_keys(conf, extra)

@@ -1,28 +1,51 @@
 """A sweep as the command line sees it: its preview, its report, and what its failed jobs mean for the exit code."""
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedexp.cli.arguments import Asked
+from fedexp.cli.callbacks import NOTES, SweepWatch, failures
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import FAILED, say
 from fedexp.core.storage import shorten
 
+if TYPE_CHECKING:
+    from fedexp.cli.budget import Queue
 
-def show_preview(lists: list[list[str]], extra: list[Path]) -> int:
-    """Lists the jobs of a sweep and runs none."""
+
+def show_preview(asked: Asked, extra: list[Path]) -> int:
+    """List the jobs of a sweep and run none."""
+    from fedexp.cli.budget import make_queue, show_queue
     from fedexp.cli.preview import measurements, plan, show
 
-    jobs = plan(lists, conf_directory(), extra)
+    if asked.budget is not None:
+        show_queue(make_queue(asked.launches, extra, asked.budget, time.time()))
+        return 0
+    jobs = plan(asked.launches, conf_directory(), extra)
     folders = {job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")}
     show(jobs, measurements(sorted(folders)))
     return 0
 
 
+@contextmanager
+def within_budget(asked: Asked, extra: list[Path], began: float, watch: SweepWatch) -> "Iterator[Queue | None]":
+    """While the block runs, the launches of the queue have the jobs of all sweeps, by worth; None without a budget."""
+    if asked.budget is None:
+        yield None
+        return
+    from fedexp.cli.budget import handed_over, make_queue
+
+    queue = make_queue(asked.launches, extra, asked.budget, began)
+    with handed_over(queue, watch):
+        yield queue
+
+
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
-    """At the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
+    """Show the report at the end of a sweep: its tables and pictures; name: of a sweep of conf/sweep."""
     from fedexp.analysis.aggregate import mark, write_report
     from fedexp.cli.push import config_of_sweep, is_tracked, push_tables
 
@@ -36,11 +59,24 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
             push_tables(directory, config, {})
 
 
-def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
-    """The exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began; elsewhere:
-    the jobs ran in other processes, so that what is in no directory of a job is said here."""
-    from fedexp.cli.callbacks import NOTES, failures
+def finish_sweeps(watch: SweepWatch, asked: Asked, elsewhere: bool, figures: bool) -> list[int]:
+    """Write the reports of the sweeps that have ended; return the exit codes of their failures.
 
+    elsewhere: as for `failed`.
+    """
+    codes = []
+    for sweep in dict.fromkeys(watch.ended):
+        if not sweep.is_dir():
+            codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
+            continue
+        codes += failed(sweep, watch.begun[sweep], elsewhere)
+        show_report(sweep, asked.name_of(sweep), figures)
+    return codes
+
+
+def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> list[int]:
+    """Return the exit codes of the jobs of a sweep that have failed anew. before: callbacks.failures as it began;
+    elsewhere: the jobs ran in other processes, so that what is in no directory of a job is said here."""
     codes = []
     for path, mark in failures(sweep).items():
         if mark == before.get(path):
@@ -64,7 +100,7 @@ def error_in(note: Path) -> str:
 
 
 def failure_code(path: Path) -> int:
-    """As `record_failure` has left it."""
+    """Return the exit code of a failed job as `record_failure` has left it."""
     try:
         return int(json.loads(path.read_text(encoding="utf-8"))["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -72,7 +108,7 @@ def failure_code(path: Path) -> int:
 
 
 def broken(error: Exception, directory: Path, launcher: str) -> str:
-    """For an error of the launcher itself; those of jobs end in `run_job`."""
+    """Return the exit code for an error of the launcher itself; those of jobs end in `run_job`."""
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\n"

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ class Planned:
 
     directory: Path
     config: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
-        """Of one task, where there are several."""
+        """Return the number of rounds of one task, where there are several."""
         own = (self.config.get("scenario") or {}).get("rounds_per_task")  # by default an interpolation of `rounds`
         return own if isinstance(own, int) else int(self.config.get("rounds", 0))
 
@@ -60,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job will take."""
+    """Estimate of what a job will take."""
 
     seconds: float
     disk: float  # bytes
@@ -69,7 +70,7 @@ class Estimate:
 
 
 def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> list[Planned]:
-    """All jobs of these multiruns, each directory once."""
+    """Plan all jobs of these multiruns, each directory once."""
     search = [f"hydra.searchpath=[{','.join(f'file://{folder.resolve()}' for folder in extra)}]"] if extra else []
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
@@ -79,7 +80,7 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
                 directory = Path(str(config.hydra.sweep.dir), run_name(config))
                 own = {str(key): value for key, value in config.items() if key != "hydra"}
                 plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
-                jobs.setdefault(directory, Planned(directory, plain))  # type: ignore[arg-type]
+                jobs.setdefault(directory, Planned(directory, plain, tuple(job)))  # type: ignore[arg-type]
     return list(jobs.values())
 
 
@@ -96,7 +97,7 @@ def status(job: Planned) -> str:
 
 
 def measurements(folders: Sequence[Path]) -> list[Measured]:
-    """Of all runs below these folders that have finished a round."""
+    """Return the measurements of all runs below these folders that have finished a round."""
     found = []
     for path in sorted(file for folder in folders if folder.is_dir() for file in folder.rglob(files.ROUNDS)):
         run = RunDirectory(path.parent)
@@ -129,7 +130,7 @@ def measure(run: RunDirectory, seconds: float) -> Measured:
 
 
 def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None, bool]:
-    """(a run with the same work, whether its algorithm is the same too)."""
+    """Return the closest run as (a run with the same work, whether its algorithm is the same too)."""
     wanted = work_of(job.config)
     like = [run for run in measured if work_of(run.config) == wanted]
     same = [run for run in like if target(run.config, "algorithm") == target(job.config, "algorithm")]
@@ -137,7 +138,7 @@ def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None
 
 
 def work_of(config: Mapping[str, Any]) -> list[Any]:
-    """What decides the cost of a round, but the algorithm."""
+    """Return what decides the cost of a round, but the algorithm."""
     values = OmegaConf.create(dict(config))
     chosen = [OmegaConf.select(values, key, throw_on_resolution_failure=False) for key in WORK]
     chosen[0] = OmegaConf.select(values, "dataset.name")
@@ -149,7 +150,7 @@ def target(config: Mapping[str, Any], group: str) -> str:
 
 
 def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate | None:
-    """From the closest run; None without one."""
+    """Estimate from the closest run; None without one."""
     run, same = closest(job, measured)
     if run is None:
         return None
@@ -160,23 +161,27 @@ def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate
     return Estimate(max(rounds - done, 0) * run.seconds, disk, run.memory, about)
 
 
-def show(jobs: Sequence[Planned], measured: Sequence[Measured]) -> None:
-    """Prints a line a job, what is left in all, and as the last line `N jobs: D done, ...`."""
+def show(jobs: Sequence[Planned], measured: Sequence[Measured], shared: Collection[Path] = ()) -> None:
+    """Print a line a job, what is left in all, and as the last line `N jobs: D done, ...`.
+
+    shared: directories of jobs that another job of these stands for."""
     counts: Counter[str] = Counter()
     found: list[Estimate] = []
     unknown = 0
+    several = len({job.directory.parent for job in jobs}) > 1
     for job in jobs:
-        state = status(job)
+        state = "shared" if job.directory in shared else status(job)
         counts["done" if state in OVER else state.split()[0]] += 1
         text = ""
-        if state not in OVER:
+        if state not in (*OVER, "shared"):
             if each := estimate(job, state, measured):
                 found.append(each)
                 sizes = f"disk {gigabytes(each.disk)}, memory {gigabytes(each.memory)}"
                 text = f"{duration(each.seconds):<9} {sizes}{each.about}"
             else:
                 text, unknown = "?", unknown + 1
-        print(f"{job.directory.name:<70} {state:<18} {text}".rstrip())
+        name = f"{job.directory.parent.name}/{job.directory.name}" if several else job.directory.name
+        print(f"{name:<70} {state:<18} {text}".rstrip())
     if unknown:
         print(f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an estimate")
     more = " and what is marked ?" if unknown else ""

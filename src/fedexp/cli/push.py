@@ -1,4 +1,4 @@
-"""`python -m fedexp.wandb_push DIRECTORY ...`: builds W&B runs from the files of finished runs alone.
+"""`fedexp push DIRECTORY ...`: builds W&B runs from the files of finished runs alone.
 
 DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was tracked or pushed before keeps its id
 (that of the newest run below DIRECTORY/wandb) and is completed: W&B takes the rounds that it lacks, and the results.
@@ -19,6 +19,7 @@ from fedexp.cli.job import log_to_console
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
 from fedexp.rundir import files
+from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RunInfo
 from fedexp.trackers.replay import load_finished, replay
@@ -28,10 +29,10 @@ TABLES = ("table.csv", "rounds_to_target.csv")  # of a sweep
 UPLOAD_SECONDS = 600.0  # a push has nothing else to do than to wait for it
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp push") -> int:
     """Exit code 0: all pushed; 1: W&B failed with one; 2: one is no finished run. The others are pushed."""
     parser = argparse.ArgumentParser(
-        prog="python -m fedexp.wandb_push", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
     parser.add_argument("--project", help="instead of that of the run's configuration")
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def expand(directories: Sequence[Path]) -> list[Path]:
-    """A sweep as its runs and itself."""
+    """Expand a sweep to its runs and itself."""
     found: list[Path] = []
     for directory in directories:
         if is_sweep(directory):
@@ -67,7 +68,9 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Whether W&B has taken all of it."""
+    """Push a directory; return whether W&B has taken all of it. Raises ConfigError for a link out of the directory:
+    what it leads to would be uploaded."""
+    require_no_way_out(directory)
     if is_sweep(directory):
         return push_tables(directory, config_of_sweep(directory), changes, new)
     run = load_finished(directory)
@@ -77,7 +80,7 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
 
 
 def push_tables(directory: Path, config: Mapping[str, Any], changes: Mapping[str, Any], new: bool = False) -> bool:
-    """The tables of a sweep as a W&B run of their own. config: of one of its runs."""
+    """Push the tables of a sweep as a W&B run of their own. config: of one of its runs."""
     name = directory.absolute().name
     tables = {Path(file).stem: read_table(directory / file) for file in TABLES if (directory / file).exists()}
     info = RunInfo(
@@ -114,13 +117,13 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def is_tracked(config: Mapping[str, Any]) -> bool:
-    """Whether a run with this configuration is logged to W&B."""
+    """Return whether a run with this configuration is logged to W&B."""
     node = config.get("tracker") or {}
     return node.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}" and node.get("mode") != "disabled"
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
-    """The tracker of a run's configuration, else the default one, with changes."""
+    """Return the tracker of a run's configuration, else the default one, with changes."""
     values = yaml.safe_load((conf_directory() / "tracker" / "wandb.yaml").read_text(encoding="utf-8"))
     values |= (config.get("tracker") or {}) if is_tracked(config) else {}
     values |= changes
@@ -129,7 +132,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 
 
 def former_id(directory: Path) -> str | None:
-    """The id of the newest W&B run below a directory: of `run-<time>-<id>` or `offline-run-<time>-<id>`."""
+    """Return the id of the newest W&B run below a directory: of `run-<time>-<id>` or `offline-run-<time>-<id>`."""
     times = {path: path.name.removeprefix("offline-").split("-") for path in (directory / "wandb").glob("*run-*-*")}
     newest = max(times.values(), default=None, key=lambda parts: parts[1])
     return "-".join(newest[2:]) if newest else None

@@ -7,81 +7,87 @@ collected over the whole configuration and raised as one ConfigError.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets
 from fedexp.config.trust import require_trusted
 from fedexp.core.errors import ConfigError, collecting, nearest
 from fedexp.core.settings import LocalTraining, Public, Seeds, Settings
+from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
+from fedexp.data.tasks import Scenario
+from fedexp.data.types import DataSource
+from fedexp.engine.hardware import Hardware
+from fedexp.metrics.forgetting_metric import ForgettingMetric
+from fedexp.models import Model
+from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
 
-# What an option of each group is asked for at least: a class of another group must not take its place.
-PROMISES = {
-    "dataset": ("load", "kind", "name", "augmentation"),
-    "scenario": ("stream", "name", "rounds_per_task"),
-    "partition": ("split", "numbers_all"),
-    "model": ("build", "reads", "vectorises", "mixes_examples"),
-    "algorithm": ("aggregate", "needs", "paradigm", "scenarios"),
-    "forgetting_metric": ("round_values", "needs_local"),
-    "hardware": ("resolve",),
-    "tracker": ("create",),
-}
-GROUPS = tuple(PROMISES)
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+KINDS |= {DataSource: "the name of a data set"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """The checked parts of a configuration; nothing has been loaded or started yet."""
+    """The checked parts of a configuration; nothing has been loaded or started yet.
 
-    settings: Settings
+    The type of a group's field is the base of its options: what an option stands for must derive from it.
+    """
+
+    settings: Settings  # the keys that are in no node
     seeds: Seeds
     local: LocalTraining
     public: Public
     surrogate: Surrogate
-    groups: Mapping[str, Any]  # group -> object
     cohorts: Cohorts = SAMPLED
+    dataset: DataSource
+    scenario: Scenario
+    partition: Partitioner
+    model: Model
+    algorithm: FedAvg
+    forgetting_metric: ForgettingMetric
+    hardware: Hardware
+    tracker: TrackerConfig
+
+
+FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
+NODES = {name: FIELDS[name] for name in ("seeds", "local", "public", "surrogate", "cohorts")}
+GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
 
 def build(config: DictConfig) -> Built:
-    """Checks the whole configuration; raises one ConfigError that lists everything that is wrong with it."""
+    """Check the whole configuration; raise one ConfigError that lists everything that is wrong with it."""
     values = resolve(config)
     errors: list[str] = []
-    parts = {
-        "seeds": (Seeds, "seeds."),
-        "local": (LocalTraining, "local."),
-        "public": (Public, "public."),
-        "surrogate": (Surrogate, "surrogate."),
-        "cohorts": (Cohorts, "cohorts."),
-    }
     made: dict[str, Any] = {}
-    for name, (schema, prefix) in parts.items():
-        made[name] = _attempt(errors, lambda s=schema, n=name, p=prefix: make(s, values.get(n, {}), p))
-    own = {k: v for k, v in values.items() if k not in (*parts, *GROUPS, *partition_keys(values), "expected")}
-    made["settings"] = _attempt(errors, lambda: make(Settings, own, ""))
-    groups = {}
-    for group in GROUPS:
-        groups[group] = _attempt(errors, lambda g=group: make_option(g, values.get(g), g))
+    for name, schema in NODES.items():
+        made[name] = _attempt(errors, make, schema, values.get(name, {}), f"{name}.")
+    own = {k: v for k, v in values.items() if k not in (*NODES, *GROUPS, *partition_keys(values), "expected")}
+    made["settings"] = _attempt(errors, make, Settings, own, "")
+    for group, base in GROUPS.items():
+        made[group] = _attempt(errors, make_target, values.get(group), group, base)
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
-    return Built(groups=groups, **made)
+    return Built(**made)
 
 
 def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Top-level keys that a partition brings along (alpha, min_size): those that are also fields of its node."""
+    """Return the top-level keys that a partition brings along (alpha, min_size): those that are also fields of its
+    node."""
     node = values.get("partition")
     return set(node) - {f.name for f in dataclasses.fields(Settings)} if isinstance(node, dict) else set()
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The configuration as plain containers with all interpolations resolved, and data sets in place of their names."""
+    """Return the configuration as plain containers with all interpolations resolved, and data sets in place of their
+    names."""
     try:
         config = with_named_datasets(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -91,32 +97,29 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in values.items()}
 
 
-def _attempt(errors: list[str], action: Any) -> Any:
+def _attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T | None:
     try:
-        return action()
+        return action(*arguments)
     except ConfigError as error:
         errors.append(str(error))
         return None
 
 
-def make_option(group: str, node: Any, key: str) -> Any:
-    """What an option of a group stands for."""
-    made = make_target(node, key)
-    if missing := [name for name in PROMISES[group] if not hasattr(made, name)]:
-        raise ConfigError(f"{key}._target_={node['_target_']}: is no {group}, it has no {missing[0]}")
-    return made
-
-
-def make_target(node: Any, key: str) -> Any:
-    """Builds the dataclass that `node._target_` names, its nested nodes first."""
+def make_target(node: Any, key: str, base: type[T]) -> T:
+    """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from `base`."""
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"{key}: must be one of the group's options (a node with _target_), got {node!r}")
     schema = find_class(node["_target_"], f"{key}._target_")
+    if not issubclass(schema, base):
+        required = f"{base.__module__}.{base.__qualname__}"
+        raise ConfigError(f"{key}._target_={node['_target_']}: must be {required} or a class that derives from it")
+    if missing := getattr(schema, "__abstractmethods__", None):
+        raise ConfigError(f"{key}._target_={node['_target_']}: does not define {', '.join(sorted(missing))}")
     return make(schema, {k: v for k, v in node.items() if k != "_target_"}, f"{key}.")
 
 
 def find_class(name: str, key: str) -> type:
-    """The dataclass at a dotted path."""
+    """Return the dataclass at a dotted path."""
     require_trusted(str(name), key)
     module_name, _, class_name = str(name).rpartition(".")
     try:
@@ -129,7 +132,7 @@ def find_class(name: str, key: str) -> type:
 
 
 def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
-    """An instance of a dataclass from plain values, each checked against its annotation."""
+    """Make an instance of a dataclass from plain values, each checked against its annotation."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')}={values}: must be a node with keys of its own")
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
@@ -138,7 +141,7 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
         errors.append(f"{prefix}{name}: no such key{nearest(name, fields)}; known: {', '.join(fields) or 'none'}")
     for name, field in fields.items():
         if name in values:
-            outcome = _attempt(errors, lambda n=name, f=field: convert(f.type, values[n], f"{prefix}{n}"))
+            outcome = _attempt(errors, convert, field.type, values[name], f"{prefix}{name}")
             converted[name] = outcome
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             errors.append(f"{prefix}{name}: is missing")
@@ -150,13 +153,10 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """A value as the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no integer)."""
-    if isinstance(value, dict) and "_target_" in value:
-        return make_target(value, key)
-    if isinstance(value, list) and any(isinstance(item, dict) and "_target_" in item for item in value):
-        return [make_target(item, f"{key}[{i}]") for i, item in enumerate(value)]
-    if dataclasses.is_dataclass(annotation):
-        raise ConfigError(f"{key}={value}: must be a node with _target_")
+    """Convert a value to the type that its annotation asks for, by OmegaConf's rules ("0.1" is a number, 1.5 no
+    integer)."""
+    if base := part_in(annotation):
+        return convert_part(annotation, base, value, key)
     if annotation is Any:
         return value
     if annotation is str and isinstance(value, bool | int | float):
@@ -168,6 +168,24 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers_in(result)):
         raise ConfigError(f"{key}={value}: must be {describe(annotation)} of at most 64 bits")
     return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
+
+
+def part_in(annotation: Any) -> type | None:
+    """The class of a nested node: the annotation itself, or what it has a list of, or None beside."""
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return annotation
+    return next(filter(None, map(part_in, getattr(annotation, "__args__", ()))), None)
+
+
+def convert_part(annotation: Any, base: type, value: Any, key: str) -> Any:
+    """A node with _target_, or a list of them, as objects of the class that the annotation names."""
+    if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
+        return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, dict) and "_target_" in value:
+        return make_target(value, key, base)
+    if value is None and type(None) in getattr(annotation, "__args__", ()):
+        return None
+    raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
 
 
 def converted_by_omegaconf(annotation: Any, value: Any) -> Any:
@@ -182,14 +200,16 @@ def holder_of(annotation: Any) -> type:
 
 
 def numbers_in(value: Any) -> list[Any]:
-    """The scalars of nested lists."""
+    """Yield the scalars of nested lists."""
     return [each for item in value for each in numbers_in(item)] if isinstance(value, list) else [value]
 
 
 def describe(annotation: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     if annotation in KINDS:
         return KINDS[annotation]
+    if dataclasses.is_dataclass(annotation):
+        return "a node with _target_"
     parts = [part for part in getattr(annotation, "__args__", ()) if part is not Ellipsis]
     optional = type(None) in parts
     names = [describe(part) for part in parts if part is not type(None)]

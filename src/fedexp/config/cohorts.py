@@ -1,4 +1,4 @@
-"""Who takes part in which round, read from a file (config node `cohorts`): to repeat another program's cohorts."""
+"""Cohorts of each round, read from a file (config node `cohorts`): to repeat another program's cohorts."""
 
 import csv
 import json

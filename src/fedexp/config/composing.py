@@ -1,4 +1,4 @@
-"""What Hydra composes, checked before Hydra calls anything that it names.
+"""A check of what Hydra composes, before Hydra calls anything that it names.
 
 Hydra instantiates the classes of `hydra.callbacks`, `hydra.launcher` and `hydra.sweeper`, and those of its two logging
 nodes, before the configuration of a run is looked at. The loader of this module takes the place of Hydra's own, also in
@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra._internal import hydra as application
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, ListConfig
@@ -21,13 +18,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.trust import named_by
 from fedexp.core.errors import ConfigError
+from fedexp.core.private import of_hydra
+from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigRepository
 
 PLUGINS = "hydra_plugins.hydra"
-CORE = "hydra._internal.core_plugins"
 KNOWN = {
     "fedexp.cli.callbacks.Sweeps",
     *("hydra.experimental.callbacks.LogJobReturnCallback", "hydra.experimental.callbacks.PickleJobInfoCallback"),
-    *(f"{CORE}.basic_launcher.BasicLauncher", f"{CORE}.basic_sweeper.BasicSweeper"),
+    *(f"{CORE_PLUGINS}.basic_launcher.BasicLauncher", f"{CORE_PLUGINS}.basic_sweeper.BasicSweeper"),
     f"{PLUGINS}_joblib_launcher.joblib_launcher.JoblibLauncher",
     *(f"{PLUGINS}_submitit_launcher.submitit_launcher.{name}Launcher" for name in ("Local", "Slurm")),
     f"{PLUGINS}_ray_launcher.ray_launcher.RayLauncher",
@@ -44,7 +42,7 @@ class CheckedRepository(ConfigRepository):
     """The groups of the configuration directories; an option outside of them is refused."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Raises ConfigError for a path that leaves the configuration directory."""
+        """Raise ConfigError for a path that leaves the configuration directory."""
         normal = posixpath.normpath(config_path.replace("\\", "/"))
         if normal.startswith(("/", "..")):
             raise ConfigError(f"{config_path}: lies outside the configuration directories; --config-dir adds one")
@@ -59,7 +57,7 @@ class CheckedLoader(ConfigLoaderImpl):
         self.repository = CheckedRepository(config_search_path)
 
     def load_configuration(self, *arguments: Any, **options: Any) -> DictConfig:
-        """Raises ConfigError where the configuration names a class for Hydra that is not to be trusted."""
+        """Raise ConfigError where the configuration names a class for Hydra that is not to be trusted."""
         config = super().load_configuration(*arguments, **options)
         check_called(config)
         return config
@@ -67,11 +65,11 @@ class CheckedLoader(ConfigLoaderImpl):
 
 def install() -> None:
     """Puts the checked loader in the place of Hydra's own."""
-    application.ConfigLoaderImpl = CheckedLoader  # type: ignore[misc]
+    of_hydra.replace_loader(CheckedLoader)
 
 
 def check_called(config: DictConfig) -> None:
-    """Raises ConfigError unless everything that Hydra will import is known, or named in a directory of the user's."""
+    """Raise ConfigError unless everything that Hydra will import is known, or named in a directory of the user's."""
     folders = [Path(each.path) for each in config.hydra.runtime.config_sources if each.schema == "file"]
     for key, name in called_names(config.hydra, "hydra"):
         if name not in KNOWN and (name.startswith("ext://") or not named_by(name, folders, NAMES)):
@@ -82,33 +80,34 @@ def check_called(config: DictConfig) -> None:
 
 
 def called_names(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """(key, name) of everything in a node of Hydra's that is imported when Hydra uses it, interpolations followed."""
+    """Yield (key, name) of everything in a node of Hydra's that is imported when Hydra uses it, interpolations
+    followed."""
     strict, last = key.split(".")[1:2] and key.split(".")[1] in CALLED, key.rpartition(".")[2]
     imported = last == "_target_" or (last in NAMES and "_logging." in key)
-    if node is None or node._is_none() or node._is_missing():
+    if of_hydra.is_empty(node):
         return
-    if node._is_interpolation():
+    if of_hydra.is_interpolation(node):
         if imported:
-            yield key, str(node._value())  # it could stand for another name a moment later
-        if not strict or node._value() in HARMLESS:
+            yield key, str(of_hydra.written(node))  # it could stand for another name a moment later
+        if not strict or of_hydra.written(node) in HARMLESS:
             return
         node = followed(node, key)
     if isinstance(node, DictConfig):
         for name in list(node):
-            yield from called_names(node._get_node(name), f"{key}.{name}")
+            yield from called_names(of_hydra.child(node, name), f"{key}.{name}")
     elif isinstance(node, ListConfig):
         for number in range(len(node)):
-            yield from called_names(node._get_node(number), f"{key}.{number}")
-    elif node is not None and (imported or str(node._value()).startswith("ext://")):
-        yield key, str(node._value())
+            yield from called_names(of_hydra.child(node, number), f"{key}.{number}")
+    elif node is not None and (imported or str(of_hydra.written(node)).startswith("ext://")):
+        yield key, str(of_hydra.written(node))
 
 
 def followed(node: Any, key: str) -> Any:
-    """What an interpolation stands for; None for a text that is only known when the job runs (a directory)."""
+    """Follow an interpolation to its value; None for a text that is only known when the job runs (a directory)."""
     try:
-        return node._dereference_node()
+        return of_hydra.resolved(node)
     except OmegaConfBaseException as error:
-        text = str(node._value())
+        text = str(of_hydra.written(node))
         if text.startswith("${") and text.endswith("}"):  # else it can only be a text
             raise ConfigError(f"{key}={text}: cannot be resolved ({str(error).splitlines()[0]})") from error
         return None

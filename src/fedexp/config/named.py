@@ -18,7 +18,7 @@ OPTIONS = "values by name, such as {root: photos}"
 
 
 def with_named_datasets(config: DictConfig) -> DictConfig:
-    """A copy of the configuration with the nodes of these data sets in place of their names."""
+    """Return a copy of the configuration with the nodes of these data sets in place of their names."""
     domains = OmegaConf.select(config, "scenario.domains")
     surrogate = OmegaConf.select(config, "surrogate.dataset")
     if not domains and not isinstance(surrogate, str):
@@ -40,7 +40,7 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
 
 
 def node_of(name: str, folders: list[Path], key: str) -> Any:
-    """The node `dataset` of an option of the group."""
+    """Return the node `dataset` of an option of the group."""
     if is_path(name):
         raise ConfigError(f"{key}={name}: is a path; must be the name of a data set")
     for folder in folders:
@@ -52,7 +52,7 @@ def node_of(name: str, folders: list[Path], key: str) -> Any:
 
 
 def search_path() -> list[Path]:
-    """Directories with groups: those that Hydra searches, and fedexp's own."""
+    """Return the directories with groups: those that Hydra searches, and fedexp's own."""
     from fedexp.config.options import conf_directory
 
     found = []

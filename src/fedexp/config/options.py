@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedexp.core.errors import ConfigError
 
@@ -12,38 +13,40 @@ GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
 def list_groups(directories: list[Path]) -> list[str]:
-    """Config groups, in the order of the defaults list where they are in it."""
+    """Return the config groups, in the order of the defaults list where they are in it."""
     names = {p.name for directory in directories if directory.is_dir() for p in directory.iterdir() if p.is_dir()}
     order = ("dataset", "scenario", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
     return [name for name in order if name in names] + sorted(names - {*order, *PRESETS, "__pycache__", "hydra"})
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
-    """Also those in folders of the group, such as `fedntd/cifar10_s2` of `experiment`."""
+    """Return the options of a group, also those in its folders, such as `fedntd/cifar10_s2` of `experiment`.
+
+    A file whose name begins with `_` is what others have in common, and no option.
+    """
     folders = [directory / group for directory in directories]
-    return sorted({path.relative_to(f).with_suffix("").as_posix() for f in folders for path in f.rglob("*.yaml")})
+    paths = [(path, f) for f in folders for path in f.rglob("*.yaml") if not path.name.startswith("_")]
+    return sorted({path.relative_to(f).with_suffix("").as_posix() for path, f in paths})
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
     """Everything that a user may write left of `=`, with the options (`group=option`) that bring it along."""
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import OmegaConf
 
-    def walk(node: DictConfig, prefix: str) -> Iterator[str]:
-        for name in map(str, node):
+    def walk(node: Any, prefix: str) -> Iterator[str]:
+        for name, child in node.items():
             yield f"{prefix}{name}"
-            child = node._get_node(name)
-            if isinstance(child, DictConfig) and not child._is_interpolation() and not child._is_none():
+            if isinstance(child, dict):
                 yield from walk(child, f"{prefix}{name}.")
 
-    main = OmegaConf.load(conf / "config.yaml")
-    assert isinstance(main, DictConfig)
+    main = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"))
     keys: dict[str, list[str]] = {key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
-    keys |= {"sweep": [], "preview": []}
+    keys |= {"sweep": [], "preview": [], "budget": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
         for path in sorted(path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")):
-            option = OmegaConf.load(path)
-            assert isinstance(option, DictConfig)
+            option = OmegaConf.to_container(OmegaConf.load(path))
+            assert isinstance(option, dict)
             whole = GLOBAL_OPTION.search(path.read_text(encoding="utf-8"))
             for key in walk(option, "" if whole else f"{group}."):
                 if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):
@@ -52,7 +55,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
 
 
 def conf_directory() -> Path:
-    """conf/ inside the installed package, else the checkout's."""
+    """Return conf/ inside the installed package, else the checkout's."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "conf", package.parents[1] / "conf"):
         if (candidate / "config.yaml").exists():

@@ -9,7 +9,7 @@ from fedexp.core.errors import ConfigError
 
 
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
-    """Raises ConfigError for an override that leads out of the configuration directories, or puts an option of a group
+    """Raise ConfigError for an override that leads out of the configuration directories, or puts an option of a group
     into a node of Hydra's, where it would be called."""
     from hydra.errors import HydraException
 
@@ -25,8 +25,8 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
 
 
 def check_stored(overrides: Sequence[str], groups: Collection[str], source: object) -> None:
-    """The same for a directory that may be somebody else's: Hydra's own settings, flags, packages and interpolations of
-    names are refused too. Raises ConfigError."""
+    """Check the overrides of a directory that may be somebody else's like `check_names`: Hydra's own settings, flags,
+    packages and interpolations of names are refused too. Raises ConfigError."""
     from hydra.errors import HydraException
 
     for text in overrides:
@@ -42,7 +42,7 @@ def check_stored(overrides: Sequence[str], groups: Collection[str], source: obje
 
 
 def parsed(text: str) -> Any:
-    """As Hydra will read it."""
+    """Parse overrides as Hydra will read them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_override(text)
@@ -53,7 +53,7 @@ def is_group(key: str, groups: Collection[str]) -> bool:
 
 
 def names_in(override: Any) -> list[str]:
-    """The options that an override of a group asks for, those of a sweep and of a list too."""
+    """Return the options that an override of a group asks for, those of a sweep and of a list too."""
     from hydra.core.override_parser.types import Glob
 
     if override.is_delete() or isinstance(override._value, Glob):  # a glob only finds what is there
@@ -72,13 +72,13 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def is_path(name: str) -> bool:
-    """Whether it may lead out of the directory of its group."""
+    """Return whether a name may lead out of the directory of its group."""
     return name.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", name) or "@" in name or "://" in name
 
 
 def read_overrides(stored: Path, groups: Collection[str]) -> list[str]:
-    """What a run was started with. The directory may be somebody else's: it says what to run, not where Hydra finds
-    code and configuration."""
+    """Read the overrides that a run was started with. The directory may be somebody else's: it says what to run, not
+    where Hydra finds code and configuration."""
     import yaml
 
     from fedexp.config.overrides import check_stored

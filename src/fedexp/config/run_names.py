@@ -11,8 +11,8 @@ from fedexp.rundir.fingerprint import former_hash, short_hash
 
 
 def run_name(root: DictConfig) -> str:
-    """<dataset>_<partition>_<algorithm>_seed<seed>_<hash>: the directory of a job below that of its sweep, the same
-    whatever else the sweep holds. root: the composed configuration with its node `hydra`."""
+    """Return <dataset>_<partition>_<algorithm>_seed<seed>_<hash>: the directory of a job below that of its sweep, the
+    same whatever else the sweep holds. root: the composed configuration with its node `hydra`."""
     from fedexp.config.build import resolve
     from fedexp.core.errors import ConfigError
 
@@ -28,12 +28,12 @@ def run_name(root: DictConfig) -> str:
 
 
 def found_name(sweep: Path, start: str, container: Mapping[str, Any]) -> str:
-    """The name of a job's directory below that of its sweep: with the hash of format 1 where such a one is there and
-    none of today."""
+    """Return the name of a job's directory below that of its sweep: with the hash of format 1 where such a one is there
+    and none of today."""
     names = [f"{start}_{make(container)}" for make in (short_hash, former_hash)]
     return next((name for name in names if (sweep / name).is_dir()), names[0])
 
 
 def register() -> None:
-    """Makes `${fedexp.run_name:}` known; Hydra hands it on to the processes of its launchers."""
+    """Make `${fedexp.run_name:}` known; Hydra hands it on to the processes of its launchers."""
     OmegaConf.register_new_resolver("fedexp.run_name", lambda _root_: run_name(_root_), replace=True)

@@ -1,4 +1,4 @@
-"""Whose code a configuration may name.
+"""Trust: the code that a configuration may name.
 
 A `_target_` is imported and called, so a command line, a preset or a run directory that somebody else wrote could run
 anything. fedexp's own classes are always allowed; any other must stand in a yaml file of a directory that the user has
@@ -20,7 +20,7 @@ OWN = "fedexp."
 
 
 def require_trusted(name: str, key: str) -> None:
-    """Raises ConfigError for a class outside fedexp that no directory of the user's names."""
+    """Raise ConfigError for a class outside fedexp that no directory of the user's names."""
     if name.startswith(OWN) or named_by(name):
         return
     raise ConfigError(
@@ -30,7 +30,8 @@ def require_trusted(name: str, key: str) -> None:
 
 
 def foreign(values: Any) -> list[str]:
-    """A sentence about each class outside fedexp that a checked configuration names: its source, and who names it."""
+    """Return a sentence about each class outside fedexp that a checked configuration names: its source, and who names
+    it."""
     from fedexp.config.build import find_class
 
     sentences = []
@@ -44,7 +45,7 @@ def foreign(values: Any) -> list[str]:
 
 
 def named_by(name: str, folders: Sequence[Path] | None = None, keys: Collection[str] = ("_target_",)) -> Path | None:
-    """The yaml file in a directory of the user's that has this `_target_`; None where there is none.
+    """Return the yaml file in a directory of the user's that has this `_target_`; None where there is none.
 
     folders: those that Hydra searches; None: of the configuration that is being worked on.
     """
@@ -63,7 +64,7 @@ def named_by(name: str, folders: Sequence[Path] | None = None, keys: Collection[
 
 
 def targets(node: Any, keys: Collection[str] = ("_target_",)) -> Iterator[str]:
-    """Every `_target_` in nested dicts and lists."""
+    """Yield every `_target_` in nested dicts and lists."""
     if isinstance(node, dict):
         yield from (node[key] for key in keys if isinstance(node.get(key), str))
         node = list(node.values())

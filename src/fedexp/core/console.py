@@ -45,7 +45,7 @@ class View:
             note(error)
 
     def give_up(self) -> None:
-        """Whatever is still written goes nowhere, also at the end of the process."""
+        """Send whatever is still written nowhere, also at the end of the process."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stream.fileno())
@@ -63,7 +63,7 @@ def note(error: Exception) -> None:
 
 
 def install() -> None:
-    """For the processes of launchers; `views` for that of the command line."""
+    """Install the views: for the processes of launchers; use `views` for the process of the command line."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         setattr(sys, name, stream if isinstance(stream, View) else View(stream))
@@ -71,7 +71,7 @@ def install() -> None:
 
 @contextmanager
 def views() -> Iterator[None]:
-    """Inside, both streams are views."""
+    """Replace both streams with views inside the context."""
     global problem
     before, problem = (sys.stdout, sys.stderr), None
     install()

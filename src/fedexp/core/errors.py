@@ -17,6 +17,10 @@ class ConfigError(ValueError):
     """A setting, file or option that fedexp cannot work with. `str(error)` is the whole message for the user."""
 
 
+class BudgetSpent(Exception):
+    """The time that a command may take is over for this job. What it has saved is kept: no failure."""
+
+
 class StorageError(OSError):
     """A file of a run that cannot be written: no space left, a limit, a directory that was removed."""
 
@@ -28,7 +32,8 @@ class StorageError(OSError):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether the system refused memory, address space (`ulimit -v`) or a thread, in the words of whoever asked."""
+    """Return whether the system refused memory, address space (`ulimit -v`) or a thread, in the words of whoever
+    asked."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     words = ("failed to map segment", "allocate memory", "not enough memory", "start new thread", "bad_alloc")
@@ -36,18 +41,18 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def say_no_memory(error: BaseException) -> int:
-    """One message; the exit code."""
+    """Print one message; return the exit code."""
     return say(f"the system gives no more memory ({str(error) or type(error).__name__})", FAILED)
 
 
 def say(message: str, code: int = BAD_INPUT) -> int:
-    """One message, for bad input unless another exit code is given, which is returned."""
+    """Print one message; return the exit code, that of bad input unless another is given."""
     print(f"fedexp: {message}", file=sys.stderr)
     return code
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """A hint ` (nearest: 'x')` for a misspelt name, or an empty string."""
+    """Return a hint ` (nearest: 'x')` for a misspelt name, or an empty string."""
     match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
     return f" (nearest: '{match[0]}')" if match else ""
 
@@ -64,7 +69,7 @@ def require(condition: bool, key: str, value: Any, allowed: str) -> None:
 
 @contextmanager
 def collecting() -> Iterator[None]:
-    """Inside, every failed `require` is noted, and all of them are raised as one ConfigError at the end."""
+    """Collect every failed `require` inside, and raise all of them as one ConfigError at the end."""
     messages: list[str] = []
     token = _collected.set(messages)
     try:

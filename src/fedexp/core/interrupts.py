@@ -11,7 +11,7 @@ _noted: list[int] = []  # signals that have come while they were held
 
 
 def hold() -> None:
-    """From now on signals are only noted, until `release`."""
+    """Note signals only from now on, until `release`."""
     _noted.clear()
     for number in RAISING:
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # a shell lets `&` ignore Ctrl+C
@@ -19,7 +19,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """Raises KeyboardInterrupt for what was noted; from now on signals raise it by themselves.
+    """Raise KeyboardInterrupt for what was noted; from now on signals raise it by themselves.
 
     In a process that never held them, such as that of a job of a launcher, this does nothing.
     """

@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client), never of call order (design principle 3)."""
+"""Randomness as a function of (seed, purpose, round, client), never of call order."""
 
 import zlib
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """An independent generator for one purpose, for example `stream(seed, "batches", round, client)`."""
+    """Return an independent generator for one purpose, for example `stream(seed, "batches", round, client)`."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
-    """A 63-bit seed for torch.manual_seed, derived in the same way."""
+    """Return a 63-bit seed for torch.manual_seed, derived in the same way."""
     return int(stream(seed, purpose, *key).integers(2**63 - 1))

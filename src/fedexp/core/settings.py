@@ -11,7 +11,7 @@ from fedexp.core.views import require_views
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """What a client does in a round: `epochs` over its own examples (config node `local`)."""
+    """Local training of a client in a round: `epochs` over its own examples (config node `local`)."""
 
     epochs: int
     batch_size: int
@@ -31,8 +31,8 @@ class LocalTraining:
         require(0 <= self.weight_decay < math.inf, "local.weight_decay", self.weight_decay, "finite and at least 0")
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of round 1, 2, ... (of a task): lr * lr_decay^(round - 1), constant within a round (FedNTD
-        B.3)."""
+        """Return the learning rate of round 1, 2, ... (of a task): lr * lr_decay^(round - 1), constant within a round
+        (FedNTD B.3)."""
         return self.lr * self.lr_decay ** (round - 1)
 
 
@@ -47,8 +47,9 @@ class Public:
         require(0 <= self.fraction < 1, "public.fraction", self.fraction, "at least 0 and less than 1")
 
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-        """Numbers of the public examples, ascending: floor(fraction * N) of labels [N], at random or, balanced, of each
-        class as many as of the others (up to one, and where a class is too small, the others make up for it)."""
+        """Return the numbers of the public examples, ascending: floor(fraction * N) of labels [N], at random or,
+        balanced, of each class as many as of the others (up to one, and where a class is too small, the others make up
+        for it)."""
         total = int(self.fraction * len(labels) + 1e-9)
         if not self.balanced:
             return np.sort(rng.choice(len(labels), total, replace=False))
@@ -109,5 +110,6 @@ class Settings:
 
     @property
     def cohort_size(self) -> int:
-        """|S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29 * 100 from becoming 28."""
+        """Return the cohort size |S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29 * 100 from becoming
+        28."""
         return max(math.floor(self.participation * self.num_clients + 1e-9), 1)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def shorten(path: Path) -> Path:
-    """Relative to the working directory where it lies below it."""
+    """Return the path relative to the working directory where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """What the system says against writing a file, as StorageError."""
+    """Raise what the system says against writing a file as StorageError."""
     try:
         yield
     except StorageError:
@@ -36,7 +36,7 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_of(path: Path) -> Iterator[Path]:
-    """A hidden name beside it, to be moved to its place when it is complete; see `remove_temporaries`."""
+    """Yield a hidden name beside the file, to be moved to its place when complete; see `remove_temporaries`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -46,14 +46,16 @@ def temporary_of(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:
-    """The file is either the old one or the whole new one, also after a crash or a loss of power.
+    """Write a file that is either the old one or the whole new one, also after a crash or a loss of power.
 
     sync_folder: its new entry in the folder, too, is on the disk before this returns. Raises StorageError.
     """
     with storing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with temporary_of(path) as temporary:
-            with open(temporary, "wb") as file:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+            with open(temporary, "xb") as file:  # never through a link that somebody else has put there
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -62,8 +64,24 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
             sync(path.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it; their entries are on the disk before this returns."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_above(folder, 1)
+
+
+def sync_above(folder: Path, levels: int) -> None:
+    """The entries of the folders above one, which may be as new as it is: else all that is synced in it is lost with
+    its name. One that cannot be opened is left out."""
+    for above in list(folder.absolute().parents)[:levels]:
+        with suppress(OSError):
+            sync(above)
+
+
 def sync(folder: Path) -> None:
-    """The entries of a folder, so that a file that was moved there stays there after a loss of power."""
+    """Sync the entries of a folder, so that a file that was moved there stays there after a loss of power."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows, where folders cannot be opened
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -86,7 +104,8 @@ def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
 
 
 def load_tree(path: Path, mapped: bool = False) -> "Tree":
-    """Checked, unless mapped: then it is read from the file when looked at, and never kept in memory for good."""
+    """Load a tree, checked, unless mapped: then it is read from the file when looked at, and never kept in memory for
+    good."""
     import torch
 
     if not mapped:
@@ -98,7 +117,7 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
 
 
 def check_tree(path: Path) -> None:
-    """Raises ConfigError unless the file is there and its records are those that were written (CRC-32)."""
+    """Raise ConfigError unless the file is there and its records are those that were written (CRC-32)."""
     try:
         with zipfile.ZipFile(path) as archive:
             wrong = archive.testzip()

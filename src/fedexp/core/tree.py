@@ -1,4 +1,4 @@
-"""Trees of tensors: nested dicts that hold everything a client or the server keeps (design principle 2)."""
+"""Trees of tensors: nested dicts that hold everything a client or the server keeps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,23 +20,23 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def room_for(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """An empty [count, ...] for leaves like this one [...], each in its memory layout."""
+    """Return an empty [count, ...] for a leaf [...], each in the memory layout of the leaf."""
     shape, strides = (count, *leaf.shape), (leaf.numel(), *leaf.stride())
     return torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """C trees with leaves [...] -> one tree with leaves [C, ...]."""
+    """Stack C trees with leaves [...] into one tree with leaves [C, ...]."""
     return tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
-    """The inverse of `stack`; the parts own their memory."""
+    """Undo `stack`; the parts own their memory."""
     return [tree_map(lambda leaf, i=i: leaf[i].clone(), tree) for i in range(count)]
 
 
 def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
-    """Leaves [C, ...] -> [...], weighted by weights [C], which need not sum to one."""
+    """Average leaves [C, ...] -> [...], weighted by weights [C], which need not sum to one."""
 
     def mean(leaf: torch.Tensor) -> torch.Tensor:
         share = (weights / weights.sum()).to(leaf)
@@ -46,17 +46,17 @@ def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
 
 
 def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
-    """Running statistics [C, ...] are averaged like parameters; integer buffers (batch counts) take the largest."""
+    """Average running statistics [C, ...] like parameters; integer buffers (batch counts) take the largest."""
     return {k: weighted_mean(v, weights) if v.is_floating_point() else v.amax(0) for k, v in stacked.items()}
 
 
 def squared_distance(a: Params, b: Params) -> torch.Tensor:
-    """||a - b||_2^2 over all entries of two trees of parameters; a scalar."""
+    """Return ||a - b||_2^2 over all entries of two trees of parameters; a scalar."""
     return torch.stack([((a[k] - b[k]) ** 2).sum() for k in a]).sum()
 
 
 def dot(a: Params, b: Params) -> torch.Tensor:
-    """Inner product of two trees of parameters; a scalar."""
+    """Return the inner product of two trees of parameters; a scalar."""
     return torch.stack([(a[k] * b[k]).sum() for k in a]).sum()
 
 
@@ -65,25 +65,25 @@ def subtract(a: Params, b: Params) -> Params:
 
 
 def added(a: Params, stacked: Params, factor: float = 1.0) -> Params:
-    """a + factor * the sum over the first dimension of the leaves of `stacked`."""
+    """Return a + factor * the sum over the first dimension of the leaves of `stacked`."""
     return {k: a[k] + factor * stacked[k].sum(0) for k in a}
 
 
 def row(stacked: Tree, i: int) -> Tree:
-    """Leaves [C, ...] -> those of one, as views."""
+    """Return one of the stacked trees, as views: leaves [C, ...] -> those of one."""
     return tree_map(lambda leaf: leaf[i], stacked)
 
 
 def leaves(tree: Tree) -> list[torch.Tensor]:
-    """Its tensors."""
+    """Return the tensors of a tree."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def num_bytes(tree: Tree) -> int:
-    """Bytes of all tensors in a tree, as they would be sent."""
+    """Return the bytes of all tensors in a tree, as they would be sent."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def is_finite(tree: Tree) -> bool:
-    """Whether no floating-point leaf holds NaN or Inf."""
+    """Return True where no floating-point leaf holds NaN or Inf."""
     return all(bool(leaf.isfinite().all()) for leaf in leaves(tree) if leaf.is_floating_point())

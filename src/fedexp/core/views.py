@@ -1,4 +1,4 @@
-"""How the test images are shown to a model: plain, or through the transform of the training images (`test_views`).
+"""Views of the test images for a model: plain, or through the transform of the training images (`test_views`).
 
 The first view has the columns, keys and files that every run has; those of another view have its name at their end.
 """

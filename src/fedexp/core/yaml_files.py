@@ -16,14 +16,14 @@ LIMIT = 10_000  # values that a file with aliases may stand for
 
 
 def load(text: str) -> Any:
-    """The values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT values."""
+    """Return the values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT values."""
     if "&" in text and "*" in text and size(yaml.compose(text, Loader=yaml.SafeLoader), {}) > LIMIT:
         raise yaml.YAMLError(f"its aliases stand for more than {LIMIT:,} values")
     return yaml.safe_load(text)
 
 
 def size(node: yaml.Node | None, sizes: dict[int, float]) -> float:
-    """The number of values once the aliases are written out; without limit for one that contains itself."""
+    """Return the number of values once the aliases are written out; without limit for one that contains itself."""
     if node is None or isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in sizes:
@@ -36,7 +36,7 @@ def size(node: yaml.Node | None, sizes: dict[int, float]) -> float:
 
 
 def check_directories(folders: Iterable[Path]) -> None:
-    """Raises ConfigError for what would stop or hang everybody who reads the yaml files of a user's directories."""
+    """Raise ConfigError for what would stop or hang everybody who reads the yaml files of a user's directories."""
     for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
         if not path.is_file():
             if path.is_dir():

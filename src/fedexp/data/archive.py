@@ -56,7 +56,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def safe_name(archive: Path, member: Member) -> PurePosixPath:
-    """The member's path below the target; ArchiveError where that is not below it, or is no file or folder."""
+    """Return the member's path below the target; ArchiveError where that is not below it, or is no file or folder."""
     if member.kind not in ("file", "folder"):
         raise ArchiveError(f"{archive}: the member {member.name!r} is {member.kind}, not a file or folder")
     for name in (PurePosixPath(member.name), PureWindowsPath(member.name)):
@@ -66,7 +66,7 @@ def safe_name(archive: Path, member: Member) -> PurePosixPath:
 
 
 def members(archive: Path) -> Iterator[Member]:
-    """What an archive holds, in its order; each can be opened until the next is asked for."""
+    """Yield what an archive holds, in its order; each can be opened until the next is asked for."""
     name = archive.name.lower()
     if name.endswith((".tar", ".tar.gz", ".tgz")):
         with tarfile.open(archive) as tar:

@@ -20,7 +20,7 @@ UNITS_PER_DEGREE = 1000  # angles are drawn as integers
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What is done at random to each training example. Every part has a value that switches it off."""
+    """Random changes to each training example. Every part has a value that switches it off."""
 
     crop_padding: int  # pixels added on each side before a random crop to the original size; 0 = off
     padding_mode: str  # zero (before normalisation) or reflect
@@ -40,7 +40,7 @@ class Augmentation:
         return bool(self.crop_padding or self.flip or self.cutout or self.rotation)
 
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
-        """The random numbers of `n` examples: int64 [n, DRAWS], one row per example, 0 where a part is off.
+        """Return the random numbers of `n` examples: int64 [n, DRAWS], one row per example, 0 where a part is off.
 
         Columns: crop offsets dy, dx in 0..2 * crop_padding; flip 0 or 1; cutout centre cy, cx anywhere in the image;
         angle in 1/1000 degree in -rotation..rotation. The first rows do not depend on `n`.
@@ -71,7 +71,8 @@ class Normalise:
 def _scale_and_shift(
     normalise: Normalise, width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Constants [width * C] of `pixel * scale + shift`, repeated along a row of pixels (long inner loops are fast)."""
+    """Return constants [width * C] of `pixel * scale + shift`, repeated along a row of pixels (long inner loops are
+    fast)."""
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalise.mean, normalise.std))
     constants = torch.stack([1 / (normalise.max_value * std), -mean / std])
     scale, shift = constants.repeat(1, width).to(device, dtype)
@@ -86,7 +87,7 @@ def load_batch(
     normalise: Normalise,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """The examples `idx` of `images`, augmented and normalised.
+    """Return the examples `idx` of `images`, augmented and normalised.
 
     images uint8 [N, H, W, C]; idx int64 [..., B]; draws int64 [..., B, DRAWS] from `Augmentation.draw`, or None (with
     augmentation None) to normalise only. Returns `dtype` [..., B, C, H, W] whose memory is channels-last. Arithmetic
@@ -115,7 +116,7 @@ def load_batch(
 def _sources(
     draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Which stored pixel each output pixel shows: rows, cols, and masks of the pixels that exist at all.
+    """Return the stored pixel that each output pixel shows: rows, cols, and masks of the pixels that exist at all.
 
     Output is rotate(flip(crop(pad(image)))), so a position is traced back through rotation, flip and crop. Shapes
     broadcast to [..., B, H, W].
@@ -143,7 +144,8 @@ def _sources(
 def _rotate(
     rows: torch.Tensor, cols: torch.Tensor, angle: torch.Tensor, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Source positions of a counter-clockwise rotation about the image centre, nearest neighbour; may lie outside."""
+    """Return source positions of a counter-clockwise rotation about the image centre, nearest neighbour; may lie
+    outside."""
     radians = angle.to(torch.float32) * (torch.pi / 180 / UNITS_PER_DEGREE)
     sin, cos = radians.sin(), radians.cos()
     y, x = rows - (height - 1) / 2, cols - (width - 1) / 2
@@ -161,14 +163,14 @@ def _reflect(position: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
-    """[..., W] -> [..., W * channels], or unchanged where the last dimension broadcasts."""
+    """Repeat per channel, [..., W] -> [..., W * channels], or unchanged where the last dimension broadcasts."""
     if mask.shape[-1] == 1:
         return mask
     return mask[..., None].expand(*mask.shape, channels).flatten(-2)
 
 
 def _hole(draws: torch.Tensor, side: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square, rows cy - side // 2 onwards."""
+    """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square, rows cy - side // 2 onwards."""
     first_row, first_col = (draws[..., k, None, None] - side // 2 for k in (CY, CX))
     rows = _within(torch.arange(height, device=draws.device)[:, None] - first_row, side)
     cols = _within(torch.arange(width, device=draws.device)[None, :] - first_col, side)

@@ -29,14 +29,16 @@ class SourceFile(NamedTuple):
         return cls(str(path), stat.st_size, stat.st_mtime_ns)
 
     def stamp(self, data_dir: str) -> str:
-        """One line for `cached`; below `data_dir` relative, so that a directory that is moved keeps its cache."""
+        """Return one line for `cached`, relative where below `data_dir`, so that a directory that is moved keeps its
+        cache."""
         return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
 
 
 def cached(
     data_dir: str, name: str, content: Iterable[str], options: Mapping[str, Any], build: Callable[[], Arrays]
 ) -> Arrays:
-    """What `build` makes of a data set's files under `options`, from `<data_dir>/.fedexp_cache` where it is there.
+    """Return what `build` makes of a data set's files under `options`, from `<data_dir>/.fedexp_cache` where it is
+    there.
 
     `content`: lines that stand for the files (`SourceFile.stamp`), in order; a change in any of them, or in an option,
     leads to a new entry. An unreadable entry is built again; a directory that cannot be written only costs the next

@@ -5,9 +5,9 @@ where there is one (class index = position of the folder in sorted order), other
 fetched if missing.
 """
 
-import abc
 import math
 import re
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -31,17 +31,15 @@ from fedexp.data.image_files import (
 )
 from fedexp.data.tiny_imagenet import scan_official
 from fedexp.data.torchvision_files import TorchvisionFiles
-from fedexp.data.types import ImageData
+from fedexp.data.types import DataSource, ImageData
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(abc.ABC):
-    """What every data set has. `load` raises ConfigError where files are missing or corrupt."""
+class Dataset(DataSource):
+    """Base of the data sets. `load` raises ConfigError where files are missing or corrupt."""
 
     kind: ClassVar[str] = "images"
 
-    name: str
-    data_dir: str
     mean: tuple[float, ...]  # per channel, on the scale 0..1
     std: tuple[float, ...]
     augmentation: Augmentation  # of the training data
@@ -63,9 +61,9 @@ class Dataset(abc.ABC):
     def normalise(self) -> Normalise:
         return Normalise(self.mean, self.std, self.max_value)
 
-    @abc.abstractmethod
+    @abstractmethod
     def read(self) -> Arrays:
-        """The decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners, as in ImageData."""
+        """Return the decoded arrays: x_train, y_train, x_test, y_test, classes and perhaps owners, as in ImageData."""
 
     def load(self) -> ImageData:
         arrays = self.read()
@@ -96,7 +94,7 @@ class Dataset(abc.ABC):
             raise ConfigError(f"dataset.mean={self.mean}: the images of {self.name} need {have}, one per channel")
 
     def _tree(self) -> Path | None:
-        """`<data_dir>/<name>` where it is a tree of train and test images."""
+        """Return `<data_dir>/<name>` where it is a tree of train and test images."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
 

@@ -91,7 +91,8 @@ class Download:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """One process at a time, of the jobs of a sweep that may all need the same files; whether it had to wait."""
+    """Allow one process at a time, of the jobs of a sweep that may all need the same files; yield whether it had to
+    wait."""
     lock = FileLock(path)
     waited = False
     try:
@@ -131,6 +132,6 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """A folder for the time being, on the same disk as the files that will be moved out of it."""
+    """Yield a temporary folder on the same disk as the files that will be moved out of it."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
         yield Path(temporary)

@@ -37,7 +37,8 @@ class Labelled:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """The names of the folders in `folder`, sorted: the position is the class index (as torchvision's ImageFolder)."""
+    """Return the names of the folders in `folder`, sorted: the position is the class index (as torchvision's
+    ImageFolder)."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
@@ -51,7 +52,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
-    """The image files in `folder`, sorted by path."""
+    """Return the image files in `folder`, sorted by path."""
     found = sorted(_walk(folder, recursive, frozenset({_not_in_a_circle(str(folder), frozenset())})))
     if not found:
         raise ConfigError(f"{folder}: has no images ({' '.join(SUFFIXES)})")
@@ -59,7 +60,7 @@ def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
 
 
 def _walk(folder: Path | str, recursive: bool, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[SourceFile]:
-    """above: (device, inode) of the folders that this one lies in, as far as links lead into them."""
+    """Walk a folder; above: (device, inode) of the folders that this one lies in, as far as links lead into them."""
     with os.scandir(folder) as entries:  # gives the kind of each entry without a further system call
         for entry in entries:
             if entry.name.startswith("."):
@@ -75,7 +76,7 @@ def _walk(folder: Path | str, recursive: bool, above: frozenset[tuple[int, int]]
 
 
 def _not_in_a_circle(folder: str, above: frozenset[tuple[int, int]]) -> tuple[int, int]:
-    """What tells the folder from others. Raises ConfigError where it is one of those above it."""
+    """Return the identity of a folder. Raises ConfigError where it is one of those above it."""
     stat = os.stat(folder)
     if (stat.st_dev, stat.st_ino) in above:
         raise ConfigError(f"{folder}: is a link to a folder that it lies in; remove it")
@@ -83,7 +84,7 @@ def _not_in_a_circle(folder: str, above: frozenset[tuple[int, int]]) -> tuple[in
 
 
 def _source_file(entry: os.DirEntry[str]) -> SourceFile:
-    """Raises ConfigError for what would be waited for, OSError for a link to nothing."""
+    """Raise ConfigError for a file that would be waited for, OSError for a link to nothing."""
     stat = entry.stat()
     if not entry.is_file():
         raise ConfigError(f"{entry.path}: is not a file (a named pipe, a socket or a device); remove it")
@@ -91,7 +92,7 @@ def _source_file(entry: os.DirEntry[str]) -> SourceFile:
 
 
 def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:
-    """All images of `folder/<class>/*`. Raises ConfigError where the class folders are not exactly `classes`."""
+    """Return all images of `folder/<class>/*`. Raises ConfigError where the class folders are not exactly `classes`."""
     there = class_folders(folder)
     if missing := [c for c in classes if c not in there]:
         raise ConfigError(f"{folder}: lacks the class folders {', '.join(missing[:5])} ({len(missing)} in all)")
@@ -106,14 +107,15 @@ def join_classes(by_class: Sequence[list[SourceFile]]) -> Labelled:
 
 
 def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> tuple[Labelled, Labelled, list[str]]:
-    """(training files, test files, classes) of `<root>/{train,test}/<class>/*`; the `train_splits` are joined."""
+    """Return (training files, test files, classes) of `<root>/{train,test}/<class>/*`; the `train_splits` are
+    joined."""
     classes = class_folders(root / train_splits[0])
     first, *others = (scan_classes(root / split, classes) for split in train_splits)
     return sum(others, start=first), scan_classes(root / "test", classes), classes
 
 
 def stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted training and test indices; every class gives `test_fraction` of its examples to the test set."""
+    """Return sorted training and test indices; every class gives `test_fraction` of its examples to the test set."""
     from sklearn.model_selection import train_test_split
 
     everything = np.arange(len(labels))
@@ -133,7 +135,7 @@ def load_images(
     channels: int,
     size: int | None = None,
 ) -> Arrays:
-    """The decoded arrays of both sets of files, from the cache where possible."""
+    """Return the decoded arrays of both sets of files, from the cache where possible."""
 
     def build() -> Arrays:
         x = decode(train.files + test.files, channels, size)
@@ -152,7 +154,7 @@ def load_images(
 
 
 def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:
-    """uint8 [N, H, W, channels]; resized to size x size pixels (bilinear) unless `size` is None.
+    """Decode image files to uint8 [N, H, W, channels]; resized to size x size pixels (bilinear) unless `size` is None.
 
     Raises ConfigError that names the file for one that is corrupt or, without `size`, differs in size from the first.
     """
@@ -182,7 +184,7 @@ class Undefined(Exception):
 
 
 def eight_bits(image: "Image.Image") -> "Image.Image":
-    """Grey pixels of 9 to 16 bits as their upper 8 bits, as PIL reads colours of 16 bits; others as they are.
+    """Return grey pixels of 9 to 16 bits as their upper 8 bits, as PIL reads colours of 16 bits; others as they are.
 
     PIL's own conversion clips them instead: almost every pixel would become white. Raises Undefined where the file does
     not say which number is white: integers of more than 16 bits or with a sign, and floating-point numbers.
@@ -201,7 +203,8 @@ def eight_bits(image: "Image.Image") -> "Image.Image":
 
 
 def with_mode(image: "Image.Image", mode: str) -> "Image.Image":
-    """Converted, where PIL has no direct way by what lies between: premultiplied colours are divided by alpha first."""
+    """Convert an image, where PIL has no direct way by what lies between: premultiplied colours are divided by alpha
+    first."""
     between = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA", "LAB": "RGB"}.get(image.mode)
     return (image if between is None else image.convert(between)).convert(mode)
 

@@ -22,7 +22,7 @@ Users = dict[str, tuple[np.ndarray, np.ndarray]]  # writer -> (x uint8 [n, 28, 2
 
 
 def split_files(folder: Path) -> list[Path]:
-    """The json files of one split, sorted. Raises ConfigError when there are none."""
+    """Return the json files of one split, sorted. Raises ConfigError when there are none."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ConfigError(
@@ -34,7 +34,7 @@ def split_files(folder: Path) -> list[Path]:
 
 
 def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
-    """Pixels as LEAF has them: white (the paper) is 1 = 255, ink is 0, the opposite of MNIST.
+    """Read pixels as LEAF has them: white (the paper) is 1 = 255, ink is 0, the opposite of MNIST.
 
     `owners` numbers the writers of the training data from 0 in the sorted order of their names; the test data of all
     writers are pooled.

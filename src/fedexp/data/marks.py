@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def folder_mark(root: Path, splits: Sequence[str]) -> str | None:
-    """`<number> files <checksum of their names and sizes>` of the files in these folders of `root`; None where one of
-    them is not there. Hidden files and folders do not count: the cache of decoded images is one."""
+    """Return `<number> files <checksum of their names and sizes>` of the files in these folders of `root`; None where
+    one of them is not there. Hidden files and folders do not count: the cache of decoded images is one."""
     digest, count = hashlib.sha256(), 0
     try:
         for split in dict.fromkeys(splits):
@@ -22,7 +22,7 @@ def folder_mark(root: Path, splits: Sequence[str]) -> str | None:
 
 
 def entries(folder: Path) -> Iterator[str]:
-    """A line for each file below a folder: its path from there and its bytes. Follows links, each folder once."""
+    """Yield a line for each file below a folder: its path from there and its bytes. Follows links, each folder once."""
     seen: set[tuple[int, int]] = set()
 
     def fail(error: OSError) -> None:
@@ -41,7 +41,7 @@ def entries(folder: Path) -> Iterator[str]:
 
 
 def size(folder: str, name: str) -> int:
-    """The bytes of a file; -1 for a link to nothing."""
+    """Return the bytes of a file; -1 for a link to nothing."""
     try:
         return os.stat(os.path.join(folder, name)).st_size
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def size(folder: str, name: str) -> int:
 
 
 def file_mark(path: Path) -> str | None:
-    """`<checksum of its bytes>`; None where it is no readable file."""
+    """Return `<checksum of its bytes>`; None where it is no readable file."""
     try:
         if not path.is_file():
             return None

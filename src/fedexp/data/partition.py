@@ -27,7 +27,7 @@ def save_npz(path: Path, **arrays: Any) -> None:
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing or unreadable."""
+    """Return all arrays of an .npz file, nothing unpickled. Raises ConfigError when it is missing or unreadable."""
     try:
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -41,7 +41,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def partition_hash(parts: Sequence[np.ndarray]) -> str:
-    """SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as little-endian int64."""
+    """Return SHA-256 (hex) of the sizes [K] followed by the concatenated indices [N], all as little-endian int64."""
     sizes = np.array([len(part) for part in parts])
     return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in (sizes, *parts))).hexdigest()
 
@@ -61,7 +61,7 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
-        """n_k, int64 [K]."""
+        """Return the number of examples n_k of each client, int64 [K]."""
         return self.counts.sum(1)
 
     @classmethod
@@ -82,7 +82,7 @@ class Partition:
         return cls(ordered, counts, partition_hash(ordered), info)
 
     def among(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
-        """The same where example i of this partition is example numbers[i] of labels [N]."""
+        """Return the same partition where example i of it is example numbers[i] of labels [N]."""
         info, parts = dict(self.info), [numbers[part] for part in self.parts]
         public = numbers[self.public]
         if len(public):
@@ -151,7 +151,8 @@ class Partitioner:
         return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | info)
 
     def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
-        """Numbers of the examples, ascending, of which alone a public set and the clients are made; None: of all."""
+        """Return the numbers of the examples, ascending, of which a public set and the clients are made; None: of
+        all."""
         return None
 
     def assign(
@@ -162,7 +163,7 @@ class Partitioner:
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """The indices of each client (disjoint, none empty) and what else is worth recording."""
+        """Return the indices of each client (disjoint, none empty) and what else is worth recording."""
         raise NotImplementedError
 
 
@@ -175,8 +176,8 @@ def make_partition(
     owners: np.ndarray | None,
     public: np.ndarray,
 ) -> Partition:
-    """`partitioner.split` of the examples that are not `public` (int [M], may be empty), by their numbers in labels
-    [N].
+    """Return `partitioner.split` of the examples that are not `public` (int [M], may be empty), by their numbers in
+    labels [N].
 
     num_classes: of the data set; `labels` may lack some.
     """
@@ -201,7 +202,14 @@ def make_partition(
 class IID(Partitioner):
     """Shuffle, then equal consecutive parts of floor(N/K) examples; the N mod K left-over examples are unused."""
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         size = len(labels) // num_clients
         return list(rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)), {}
 
@@ -217,10 +225,17 @@ class Sharding(Partitioner):
 
     shards_per_client: int  # s
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         shards, remainder = divmod(self.shards_per_client * num_clients, num_classes)
         if remainder:
             raise ConfigError(self._indivisible(num_classes, num_clients))
@@ -251,10 +266,17 @@ class Shards(Partitioner):
     shards_per_client: int  # s
     sort_by_label: bool
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         total = self.shards_per_client * num_clients
         if total > len(labels):
             raise ConfigError(
@@ -270,7 +292,8 @@ class Shards(Partitioner):
 
 
 def _shuffled_blocks(indices: np.ndarray, number: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Contiguous equal blocks in random order; the last `len % number` indices are appended to the first blocks."""
+    """Return contiguous equal blocks in random order; the last `len % number` indices are appended to the first
+    blocks."""
     whole = len(indices) // number * number
     blocks = list(indices[:whole].reshape(number, -1))
     for i, extra in enumerate(indices[whole:]):
@@ -288,10 +311,10 @@ class Natural(Partitioner):
 
     choice: str = "random"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_choice("partition.choice", self.choice, ("random", "largest"))
 
-    def eligible(self, num_clients, rng, owners):
+    def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
         if owners is None:
             return None
         names, sizes = np.unique(owners, return_counts=True)
@@ -303,7 +326,14 @@ class Natural(Partitioner):
             chosen = names[rng.choice(len(names), num_clients, replace=False)]
         return np.flatnonzero(np.isin(owners, chosen))
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         if owners is None:
             raise ConfigError(
                 "partition=natural: this data set has no natural clients; dataset=femnist has them (writers)"

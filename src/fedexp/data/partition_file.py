@@ -24,11 +24,18 @@ class File(Partitioner):
 
     path: str | None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.path:
             raise ConfigError("partition=file: say which file with partition.path=<file.npz or file.json>")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         path = Path(str(self.path))
         clients = read_clients(path)
         if len(clients) != num_clients:
@@ -40,7 +47,7 @@ class File(Partitioner):
 
 
 def read_clients(path: Path) -> list[np.ndarray]:
-    """The indices of clients 0..K-1, int64 [n_k] each."""
+    """Return the indices of clients 0..K-1, int64 [n_k] each."""
     if not path.is_file():
         raise ConfigError(f"partition.path={path}: no such file")
     if path.suffix == ".npz":
@@ -82,7 +89,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.ndarray:
-    """Client `client` of the table as int64 [n_k]; every entry must be an integer."""
+    """Return client `client` of the table as int64 [n_k]; every entry must be an integer."""
     if str(client) not in table:
         raise ConfigError(f"{path}: client {client} is missing; clients must be named 0 to {len(table) - 1}")
     values = table[str(client)]
@@ -107,7 +114,7 @@ def _client_indices(path: Path, client: int, table: Mapping[str, Any]) -> np.nda
 
 
 def _check_indices(path: Path, clients: list[np.ndarray], examples: int) -> None:
-    """ConfigError for the first index that is out of range or was given before."""
+    """Raise ConfigError for the first index that is out of range or was given before."""
     owner = np.full(examples, -1, dtype=np.int64)
     for client, indices in enumerate(clients):
         outside = indices[(indices < 0) | (indices >= examples)]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ _PROBES = 100  # draws per setting that an error message tries out
 def draw_sizes(
     class_sizes: np.ndarray, num_clients: int, alpha: float, balance: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """One draw of how many examples of each class each client gets, int64 [C, K].
+    """Return one draw of how many examples of each class each client gets, int64 [C, K].
 
     Classes in order: q ~ Dir_K(alpha); with `balance`, q_k is set to 0 for clients that already hold N/K examples or
     more and q is renormalised; the class is cut at floor(n_c * cumsum(q)). All zeros when the whole mass of a class
@@ -52,12 +53,19 @@ class LDA(Partitioner):
     balance: bool  # the cap: a client that holds N/K examples gets no more
     max_draws: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.alpha > 0 and math.isfinite(self.alpha), "alpha", self.alpha, "a finite number greater than 0")
         require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
         require(self.max_draws >= 1, "partition.max_draws", self.max_draws, "at least 1")
 
-    def assign(self, labels, num_classes, num_clients, rng, owners):
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
         if self.min_size * num_clients > len(labels):
             raise ConfigError(
                 f"min_size={self.min_size}: {num_clients} clients of at least {self.min_size} examples need "
@@ -74,7 +82,7 @@ class LDA(Partitioner):
         raise ConfigError(self._failure(np.array(smallest), class_sizes, num_clients))
 
     def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
-        """What was seen, and settings that would work with the share of draws that met them."""
+        """Return a message: what was seen, and settings that would work with the share of draws that met them."""
 
         def share(alpha: float, clients: int) -> float:
             rng = np.random.default_rng(0)

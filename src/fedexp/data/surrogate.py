@@ -13,16 +13,17 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.data.types import Data, ImageData, Task, TextData
+from fedexp.data.text import TextSource
+from fedexp.data.types import Data, DataSource, ImageData, Task, TextData
 
 GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:
-    """Where surrogate examples come from, and how many shards of them everybody has."""
+    """Source of the surrogate examples, and the number of shards of them that everybody has."""
 
-    dataset: Any  # a data set of the group `dataset`; null: none
+    dataset: DataSource | None  # a data set of the group `dataset`; null: none
     options: dict[str, Any]  # changes of that option's values, already made
     fraction: float  # of the training data, withheld from the clients and used without labels
     classes: list[int] | None  # only examples that have these labels where they come from; null: all
@@ -32,8 +33,6 @@ class Surrogate:
 
     def __post_init__(self) -> None:
         require(0 <= self.fraction < 1, "surrogate.fraction", self.fraction, "at least 0 and less than 1")
-        named = self.dataset is None or hasattr(self.dataset, "load")
-        require(named, "surrogate.dataset", self.dataset, "the name of a data set, or null")
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "surrogate.classes", self.classes, "different labels, or null for all")
         require(self.classes is None or self.given, "surrogate.classes", self.classes,
@@ -50,7 +49,8 @@ class Surrogate:
         return self.dataset is not None or self.fraction > 0
 
     def load(self, like: Data) -> torch.Tensor:
-        """The inputs of the surrogate data set's training examples in the form of `like`; none without a data set.
+        """Return the inputs of the surrogate data set's training examples in the form of `like`; none without a data
+        set.
 
         Also those of its test part where that is no official one, unless it is the data set that is trained on.
         """
@@ -63,7 +63,7 @@ class Surrogate:
         return torch.cat([inputs_like(data, like, split) for _, split in parts])[chosen]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
-        """bool [n]: which of the examples with these labels may be used."""
+        """Return a mask bool [n] of the examples with these labels that may be used."""
         if self.classes is None:
             return torch.ones(len(labels), dtype=torch.bool)
         num_classes = data.num_classes
@@ -78,7 +78,7 @@ class Surrogate:
     def attach(
         self, data: Data, tasks: Sequence[Task], rng: np.random.Generator
     ) -> tuple[Data, tuple[Task, ...], np.ndarray]:
-        """(data with the surrogate examples, tasks without them, their numbers)."""
+        """Return (data with the surrogate examples, tasks without them, their numbers)."""
         labels = data.y_train.clone()
         if self.fraction:
             everything = np.concatenate([task.train for task in tasks])
@@ -97,8 +97,9 @@ class Surrogate:
         return data, tuple(tasks), numbers
 
     def deal(self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator) -> "Shards":
-        """Random shards of the examples `numbers` (unlabelled, so not sorted): each client draws `shards` different
-        ones, all together every one about equally often (disjoint while there are enough), the server draws its own."""
+        """Return random shards of the examples `numbers` (unlabelled, so not sorted): each client draws `shards`
+        different ones, all together every one about equally often (disjoint while there are enough), the server draws
+        its own."""
         total = self.total_shards or 2 * num_clients
         for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
             require(count <= total, f"surrogate.{key}", count, f"at most the {total} shards that there are")
@@ -119,15 +120,15 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class Shards:
-    """Who holds which surrogate examples."""
+    """The surrogate examples that each client and the server hold."""
 
     clients: tuple[np.ndarray, ...]
     server: np.ndarray
 
 
-def load_like(dataset: Any, like: Data) -> Data:
-    """Another data set; texts are read with the vocabulary of the first."""
-    if dataset.kind == "text":
+def load_like(dataset: DataSource, like: Data) -> Data:
+    """Load another data set; texts are read with the vocabulary of the first."""
+    if isinstance(dataset, TextSource):
         if not isinstance(like, TextData):
             raise ConfigError(f"{dataset.name} has texts, {like.name} has images: they cannot be used together")
         return dataset.load(like)
@@ -135,7 +136,7 @@ def load_like(dataset: Any, like: Data) -> Data:
 
 
 def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
-    """x_train or x_test of `data` in the form of those of `like`: images get its size, channels and scale."""
+    """Return x_train or x_test of `data` in the form of those of `like`: images get its size, channels and scale."""
     x = getattr(data, f"x_{split}")
     if isinstance(data, ImageData) and isinstance(like, ImageData):
         return resized(x, data.max_value, like)
@@ -145,7 +146,7 @@ def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
 
 
 def resized(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
-    """uint8 [n, h, w, c] -> [n, height, width, channels] of `like`, bilinear with antialiasing; grey by luma."""
+    """Resize uint8 [n, h, w, c] -> [n, height, width, channels] of `like`, bilinear with antialiasing; grey by luma."""
     channels, height, width = like.shape
     if images.shape[1:] == like.x_train.shape[1:] and max_value == like.max_value:
         return images

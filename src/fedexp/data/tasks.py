@@ -1,21 +1,21 @@
-"""Streams of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
+"""Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
-A stream is one data set in which every training example belongs to at most one task, and every test example to exactly
-one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a task has.
+A `Stream` is one data set in which every training example belongs to at most one task, and every test example to
+exactly one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a
+task has.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data.surrogate import inputs_like, load_like
-from fedexp.data.types import Data, Task
+from fedexp.data.types import Data, DataSource, Task
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Scenario(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The option."""
+        """Return the name of the option."""
 
     @abstractmethod
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
-        """Loads the data set, and what else the scenario needs, and divides it into tasks."""
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
+        """Load the data set, and what else the scenario needs, and divide it into tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,10 @@ class OneTask(Scenario):
     name = "none"
 
     def __post_init__(self) -> None:
-        """Its rounds are those of the run, which are checked there, unless they are set here."""
+        """Skip the check of the rounds: they are those of the run, which are checked there, unless they are set
+        here."""
 
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         super().__post_init__()
         data = dataset.load()
         return Stream(data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),))
@@ -60,7 +61,7 @@ class OneTask(Scenario):
 
 @dataclass(frozen=True, kw_only=True)
 class Several(Scenario):
-    """What both kinds of sequences share: the split of a task's examples."""
+    """Base of both kinds of sequences: the split of a task's examples."""
 
     split: list[float] | None  # training, validation, test; null: as the data set is split
     evaluate_on: str  # test | validation
@@ -78,7 +79,8 @@ class Several(Scenario):
         require(held > 0, "scenario.split", self.split, f"more than 0 for the {self.evaluate_on} part")
 
     def divide(self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """(training, evaluation) examples of labels [n], ascending; own_test bool [n]: the data set's own test part.
+        """Return (training, evaluation) examples of labels [n], ascending; own_test bool [n]: the data set's own test
+        part.
 
         Of every class the same fractions, rounded; the rest of the rounding goes to the training part.
         """
@@ -111,7 +113,8 @@ class ClassIncremental(Several):
         require(all(self.classes or ()), "scenario.classes", self.classes, "lists that are not empty")
 
     def tasks_of(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
-        """The classes of each task: equally many, the rest of the division in the last ones (10 in 3: 3, 3, 4)."""
+        """Return the classes of each task: equally many, the rest of the division in the last ones (10 in 3: 3, 3,
+        4)."""
         if self.classes is not None:
             wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
             require(not wrong, "scenario.classes", wrong, f"labels from 0 to {num_classes - 1}")
@@ -121,7 +124,7 @@ class ClassIncremental(Several):
         edges = [i * num_classes // self.num_tasks for i in range(self.num_tasks + 1)]
         return [sorted(order[start:stop].tolist()) for start, stop in pairwise(edges)]
 
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         data = dataset.load()
         classes = self.tasks_of(data.num_classes, rng)
         x, y, own_test = pooled([data], data)
@@ -140,17 +143,17 @@ class DomainIncremental(Several):
 
     name = "domain_incremental"
 
-    domains: list[Any]  # data sets of the group `dataset`, after the first
+    domains: list[DataSource]  # data sets of the group `dataset`, after the first
     classes: list[int] | None  # only these labels of every data set, numbered anew; null: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = len(self.domains) > 0 and all(hasattr(domain, "load") for domain in self.domains)
+        named = len(self.domains) > 0
         require(named, "scenario.domains", self.domains, "names of data sets for the tasks after the first")
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "scenario.classes", self.classes, "different labels, or null for all")
 
-    def stream(self, dataset: Any, rng: np.random.Generator) -> Stream:
+    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
         first = dataset.load()
         every = [first, *(load_like(domain, first) for domain in self.domains)]
         for data in every[1:]:
@@ -177,7 +180,8 @@ class DomainIncremental(Several):
 
 
 def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """(x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all data sets, one by one."""
+    """Return (x [n, ...], y [n], bool [n]: of the test part) of training and test examples of all data sets, one by
+    one."""
     splits = [(data, split) for data in every for split in ("train", "test")]
     labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]
     flags = [np.full(len(y), split == "test") for y, (_, split) in zip(labels, splits, strict=True)]
@@ -193,7 +197,7 @@ def assemble(
     names: Sequence[str],
     classes: Sequence[Sequence[int]],
 ) -> Stream:
-    """The stream of the pooled examples: parts: (training, evaluation) examples of each task."""
+    """Return the Stream of the pooled examples: parts: (training, evaluation) examples of each task."""
     for name, (train, held) in zip(names, parts, strict=True):
         if not len(train) or not len(held):
             raise ConfigError(f"scenario: the task of {name} has {len(train)} training and {len(held)} test examples")

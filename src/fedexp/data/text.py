@@ -7,12 +7,12 @@ vocabulary does not have, `<PAD>` fills up short texts. Nothing is normalised.
 import json
 import re
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ import torch
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data.partition import load_npz
 from fedexp.data.text_files import LAYOUTS, Texts, class_numbers, find_files, name_classes, read_lines, read_texts
-from fedexp.data.types import TextData
+from fedexp.data.types import DataSource, TextData
 
 UNK, PAD = "<UNK>", "<PAD>"
 
@@ -34,15 +34,15 @@ class DropoutKeys:
 
     active: ClassVar[bool] = True
 
-    def draw(self, rng: np.random.Generator, n: int, *_: Any) -> np.ndarray:
-        """int64 [n, 1], all values as likely. The first rows do not depend on `n`."""
+    def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:
+        """Draw int64 [n, 1], all values as likely. The first rows do not depend on `n`."""
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """What the files of a data set hold."""
+    """Content of the files of a data set."""
 
     train: Texts
     test: Texts
@@ -52,14 +52,12 @@ class Labelled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSource(ABC):
-    """What every data set of texts has. `load` raises ConfigError where files are missing or damaged."""
+class TextSource(DataSource):
+    """Base of the data sets of texts. `load` raises ConfigError where files are missing or damaged."""
 
     kind: ClassVar[str] = "text"
     augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # what is drawn for each training example
 
-    name: str
-    data_dir: str
     length: int  # characters of an example
     max_words: int  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
     vocabulary: str | None  # json file {character: number} in <data_dir>/<name>; None: made from the training texts
@@ -78,10 +76,10 @@ class TextSource(ABC):
 
     @abstractmethod
     def read(self, length: int) -> Labelled:
-        """The texts, cut to `length` characters, and their labels."""
+        """Return the texts, cut to `length` characters, and their labels."""
 
     def load(self, like: TextData | None = None) -> TextData:
-        """Encoded with an own vocabulary, or with the vocabulary, length and vectors of another data set."""
+        """Encode the texts with an own vocabulary, or with the vocabulary, length and vectors of another data set."""
         read = self.read(self.length if like is None else like.shape.length)
         if like is None:
             vocabulary, vectors = self._vocabulary(read.train.texts)
@@ -163,7 +161,8 @@ class UnlabelledTexts(TextSource):
 
 
 def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.ndarray:
-    """The first `length` characters of each text as numbers of a vocabulary with <UNK> and <PAD>: int32 [N, length]."""
+    """Return the first `length` characters of each text as numbers of a vocabulary with <UNK> and <PAD>: int32 [N,
+    length]."""
     numbers = np.full(sys.maxunicode + 1, vocabulary.index(UNK), np.int32)  # of each code point
     for number, word in enumerate(vocabulary):
         if len(word) == 1:
@@ -177,18 +176,19 @@ def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.n
 
 
 def most_frequent(texts: Sequence[str], limit: int) -> tuple[str, ...]:
-    """The `limit` most frequent characters, most frequent first; of equally frequent ones the lower code point."""
+    """Return the `limit` most frequent characters, most frequent first; of equally frequent ones the lower code
+    point."""
     counts = Counter("".join(texts))
     return tuple(sorted(counts, key=lambda character: (-counts[character], character))[:limit])
 
 
 def complete(words: tuple[str, ...]) -> tuple[str, ...]:
-    """With <UNK> and <PAD> at the end where they are missing."""
+    """Add <UNK> and <PAD> at the end where they are missing."""
     return words + tuple(word for word in (UNK, PAD) if word not in words)
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """The words of a json file {word: number} in the order of their numbers."""
+    """Return the words of a json file {word: number} in the order of their numbers."""
     try:
         numbers = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -202,7 +202,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
 
 
 def read_vectors(path: Path) -> np.ndarray:
-    """float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
+    """Read float32 [V, D]: the array `embeddings` of an npz file, or its only matrix."""
     if not path.is_file():
         raise ConfigError(f"{path}: is missing; dataset.vectors=null does without pre-trained vectors")
     arrays = load_npz(path)
@@ -217,7 +217,7 @@ def read_vectors(path: Path) -> np.ndarray:
 
 
 def _complete_vectors(words: tuple[str, ...], vectors: np.ndarray) -> np.ndarray:
-    """With rows for <UNK> (the mean of all) and <PAD> (zeros) where they are missing."""
+    """Add rows for <UNK> (the mean of all) and <PAD> (zeros) where they are missing."""
     added = {UNK: vectors.mean(0, dtype=np.float64), PAD: np.zeros(vectors.shape[1])}
     rows = [added[word] for word in complete(words)[len(words) :]]
     return np.concatenate([vectors, *(row[None].astype(np.float32) for row in rows)])

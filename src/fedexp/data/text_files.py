@@ -30,7 +30,7 @@ LAYOUTS = {
 
 
 def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], list[Path]]:
-    """The training and test files in a folder: in this layout, or else in the first one of which it has a file.
+    """Return the training and test files in a folder: in this layout, or else in the first one of which it has a file.
 
     The validation files that CFeD's code ships beside the others (`eval`) count as training files, since a scenario
     divides all examples anew. Raises ConfigError where there is none or training or test files are missing.
@@ -53,7 +53,7 @@ def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], lis
 
 
 def read_texts(paths: list[Path], length: int, labelled: bool = True) -> Texts:
-    """The texts of txt or csv files, stripped and cut to their first `length` characters."""
+    """Return the texts of txt or csv files, stripped and cut to their first `length` characters."""
     read: list[tuple[str, str, tuple[Path, int]]] = []
     for path in paths:
         before = len(read)
@@ -71,7 +71,7 @@ def read_texts(paths: list[Path], length: int, labelled: bool = True) -> Texts:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file that are not blank, stripped."""
+    """Return the lines of a text file that are not blank, stripped."""
     try:
         return [line.strip() for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
@@ -79,7 +79,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(line, text, label) of lines `text<TAB>label`; blank lines are skipped."""
+    """Yield (line, text, label) of lines `text<TAB>label`; blank lines are skipped."""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -90,7 +90,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
-    """(line, text, label) of the records of a csv file; the text is its title directly followed by its body."""
+    """Yield (line, text, label) of the records of a csv file; the text is its title directly followed by its body."""
     csv.field_size_limit(2**31 - 1)  # of characters, for the whole process; by default long articles are refused
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, strict=True)
@@ -110,7 +110,7 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
 
 
 def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], int | None]:
-    """Which columns make the text, in this order, and which one is the label."""
+    """Return the columns that make the text, in this order, and the one that is the label."""
     names = [name.strip().lower() for name in header]
     if names[-3:] == list(UNNAMED):
         names[-3:] = UNNAMED.values()
@@ -123,7 +123,7 @@ def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], 
 
 
 def _undecodable_line(path: Path) -> int:
-    """The first line that is not UTF-8."""
+    """Return the first line that is not UTF-8."""
     content = path.read_bytes()
     try:
         content.decode()
@@ -133,7 +133,8 @@ def _undecodable_line(path: Path) -> int:
 
 
 def name_classes(train: Texts) -> tuple[str, ...]:
-    """The classes that the labels of the training data name themselves: numbers 0..C-1, or names in sorted order."""
+    """Return the classes that the labels of the training data name themselves: numbers 0..C-1, or names in sorted
+    order."""
     found = set(train.labels)
     if not all(is_number(label) for label in found):
         return tuple(sorted(found))
@@ -147,7 +148,7 @@ def name_classes(train: Texts) -> tuple[str, ...]:
 
 
 def class_numbers(texts: Texts, classes: tuple[str, ...]) -> list[int]:
-    """The label of each text as a number; a label is the name of a class or its number from 0."""
+    """Return the label of each text as a number; a label is the name of a class or its number from 0."""
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     try:

@@ -14,7 +14,7 @@ from fedexp.data.image_files import Labelled, class_folders, scan_classes
 
 
 def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
-    """(training files, val files, class names); class index = position of the wnid in sorted order."""
+    """Return (training files, val files, class names); class index = position of the wnid in sorted order."""
     wnids = class_folders(root / "train")
     train = scan_classes(root / "train", wnids)
     label = {wnid: i for i, wnid in enumerate(wnids)}
@@ -34,7 +34,7 @@ def scan_official(root: Path) -> tuple[Labelled, Labelled, list[str]]:
 
 
 def _names(root: Path, wnids: list[str]) -> list[str]:
-    """The first English name of each wnid, made unique, or the wnids where words.txt is missing."""
+    """Return the first English name of each wnid, made unique, or the wnids where words.txt is missing."""
     words = root / "words.txt"
     if not words.is_file():
         return wnids

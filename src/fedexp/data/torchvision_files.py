@@ -81,17 +81,17 @@ class TorchvisionFiles:
 
 
 def read_images(file: BinaryIO) -> np.ndarray:
-    """uint8 [N, H, W, 1]; MNIST has no dimension of channels."""
+    """Read images as uint8 [N, H, W, 1]; MNIST has no dimension of channels."""
     return read_idx(file, 3)[..., None]
 
 
 def read_labels(file: BinaryIO) -> np.ndarray:
-    """int64 [N]."""
+    """Read labels as int64 [N]."""
     return read_idx(file, 1).astype(np.int64)
 
 
 def read_idx(file: BinaryIO, rank: int) -> np.ndarray:
-    """An idx file of bytes: two zero bytes, 8 = uint8, the rank, big-endian int32 sizes, the values."""
+    """Read an idx file of bytes: two zero bytes, 8 = uint8, the rank, big-endian int32 sizes, the values."""
     start, sizes = file.read(4), np.frombuffer(file.read(4 * rank), ">i4").tolist()
     content = np.frombuffer(bytearray(file.read()), np.uint8)  # writable, as torch wants it
     if start != bytes([0, 0, 8, rank]) or len(sizes) != rank or len(content) != math.prod(sizes):
@@ -118,12 +118,12 @@ class Plain(pickle.Unpickler):
 
 
 def read_plain(file: BinaryIO) -> Any:
-    """A pickle of plain values, written by Python 2 (CIFAR) or 3."""
+    """Read a pickle of plain values, written by Python 2 (CIFAR) or 3."""
     return Plain(file, encoding="latin1").load()
 
 
 def join(batches: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """(x uint8 [N, 32, 32, 3], y int64 [N]) of batches whose rows are the red, green, then blue plane."""
+    """Return (x uint8 [N, 32, 32, 3], y int64 [N]) of batches whose rows are the red, green, then blue plane."""
     x = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = [batch["labels" if "labels" in batch else "fine_labels"] for batch in batches]
     return np.ascontiguousarray(x), np.concatenate(labels).astype(np.int64)

@@ -1,14 +1,25 @@
-"""What a loaded data set is: tensors that can live on a device."""
+"""Types of a loaded data set: tensors that can live on a device."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
 
 from fedexp.data.augment import Augmentation, Normalise, load_batch
+
+
+class Draws(Protocol):
+    """Random numbers for every training example: an Augmentation of images draws them, or DropoutKeys."""
+
+    @property
+    def active(self) -> bool:
+        """Tell whether there is anything to draw."""
+
+    def draw(self, rng: np.random.Generator, n: int, height: int, width: int, /) -> np.ndarray:
+        """Return the draws of n examples, [n, ...]; the first rows do not depend on n."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +43,17 @@ class Data(ABC):
 
     @property
     def num_tasks(self) -> int:
-        """1 without a scenario."""
+        """Return the number of tasks; 1 without a scenario."""
         return 1 if self.test_tasks is None else int(self.test_tasks.max()) + 1
 
     @property
     @abstractmethod
     def shape(self) -> Any:
-        """What a model is built for."""
+        """Return the shape for which a model is built."""
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width); nothing of the kind in texts."""
+        """Return (height, width); (0, 0) for texts."""
         return 0, 0
 
     @abstractmethod
@@ -51,15 +62,35 @@ class Data(ABC):
         stored: torch.Tensor,
         index: torch.Tensor,
         draws: torch.Tensor | None,
-        augmentation: Augmentation | None,
+        augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The examples index [...] of `stored` (x_train or x_test) as a model reads them, augmented where draws are
-        given. Safe under vmap."""
+        """Return the examples index [...] of `stored` (x_train or x_test) as a model reads them, augmented where draws
+        are given. Safe under vmap."""
 
     def to(self, device: torch.device | str) -> Self:
         names = ("x_train", "y_train", "x_test", "y_test", "test_tasks")
         return replace(self, **{k: v.to(device) for k in names if (v := getattr(self, k)) is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource(ABC):
+    """Base of the `dataset` group: where a data set lies and how it is read."""
+
+    kind: ClassVar[str]  # images | text
+
+    name: str
+    data_dir: str
+
+    if TYPE_CHECKING:  # at run time it would be the default of a subclass's field of that name
+
+        @property
+        def augmentation(self) -> Draws:
+            """Return the source of what is drawn for each training example."""
+
+    @abstractmethod
+    def load(self) -> Data:
+        """Return the data set; raises ConfigError where files are missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +106,7 @@ class ImageData(Data):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width), the order in which models see an image."""
+        """Return (channels, height, width), the order in which models see an image."""
         _, height, width, channels = self.x_train.shape
         return channels, height, width
 
@@ -87,9 +118,18 @@ class ImageData(Data):
     def normalise(self) -> Normalise:
         return Normalise(self.mean, self.std, self.max_value)
 
-    def inputs(self, stored, index, draws, augmentation, dtype):
-        """[..., channels, height, width] of `dtype`."""
-        return load_batch(stored, index, draws, augmentation if draws is not None else None, self.normalise, dtype)
+    def inputs(
+        self,
+        stored: torch.Tensor,
+        index: torch.Tensor,
+        draws: torch.Tensor | None,
+        augmentation: Draws | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the images [..., channels, height, width] of `dtype`."""
+        augmentation = augmentation if draws is not None else None
+        assert augmentation is None or isinstance(augmentation, Augmentation)
+        return load_batch(stored, index, draws, augmentation, self.normalise, dtype)
 
 
 @dataclass(frozen=True)
@@ -102,7 +142,7 @@ class Task:
 
 
 class TextShape(NamedTuple):
-    """What a model that reads text is built for."""
+    """Shape for which a model that reads text is built."""
 
     length: int  # characters of an example, padding included
     words: int  # size of the vocabulary
@@ -120,7 +160,15 @@ class TextData(Data):
     def shape(self) -> TextShape:
         return TextShape(self.x_train.shape[1], len(self.vocabulary), self.vectors)
 
-    def inputs(self, stored, index, draws, augmentation, dtype):
-        """int64 [..., length], or [..., length + 1] with the draws of text.DropoutKeys as last column."""
+    def inputs(
+        self,
+        stored: torch.Tensor,
+        index: torch.Tensor,
+        draws: torch.Tensor | None,
+        augmentation: Draws | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the texts as int64 [..., length], or [..., length + 1] with the draws of text.DropoutKeys as last
+        column."""
         words = stored[index].long()
         return words if draws is None else torch.cat([words, draws], -1)

@@ -1,4 +1,4 @@
-"""What every engine takes and gives: the clients of one round in, their messages and new states out."""
+"""Input and output of every engine: the clients of one round in, their messages and new states out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,7 @@ from fedexp.core.rng import stream
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
-from fedexp.data.augment import Augmentation
-from fedexp.data.types import Data
+from fedexp.data.types import Data, Draws
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
 
@@ -37,7 +36,7 @@ class Cohort:
     personals: Sequence[Tree]  # what the server sent to each alone
 
     def take(self, positions: Sequence[int]) -> "Cohort":
-        """A part of the cohort."""
+        """Return a part of the cohort."""
         return Cohort(
             self.round,
             clients=[self.clients[i] for i in positions],
@@ -49,11 +48,11 @@ class Cohort:
         )
 
     def longest_first(self) -> list[int]:
-        """Positions in the order of falling numbers of steps."""
+        """Return the positions in the order of falling numbers of steps."""
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
 
     def shares(self, count: int) -> list[list[int]]:
-        """Positions dealt to `count` processes so that their numbers of steps are about even; none is empty."""
+        """Return positions dealt to `count` processes so that their numbers of steps are about even; none is empty."""
         piles: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
         steps = [0] * len(piles)
         for position in self.longest_first():
@@ -65,7 +64,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came back from a cohort or a part of it."""
+    """Results that came back from a cohort or a part of it."""
 
     messages: Tree  # leaves [|S|, ...]
     states: list[Tree]
@@ -76,7 +75,7 @@ class Trained:
     evaluation_seconds: float = 0.0  # spent on the latter
 
     def tree(self) -> dict[str, Tree]:
-        """The fields by name."""
+        """Return the fields by name."""
         return dict(vars(self))
 
 
@@ -90,7 +89,7 @@ class Gather:
         self.evaluation_seconds = 0.0
 
     def add(self, positions: Sequence[int], part: Trained) -> None:
-        """`positions`: where the clients of this part stand in the cohort."""
+        """Add a part of the results. `positions`: where its clients stand in the cohort."""
         leaves = (part.messages, part.losses, part.buffers, part.class_correct)
         if self._stacked is None:
             self._stacked = tree.map(self._room, leaves)
@@ -103,7 +102,8 @@ class Gather:
         return None if leaf is None else leaf.new_empty(self.count, *leaf.shape[1:])
 
     def result(self, parallel: int = 1) -> Trained:
-        """`parallel`: parts that were trained at the same time, which divides the time spent on evaluation."""
+        """Return the whole cohort's results. `parallel`: parts trained at the same time, which divides the time spent
+        on evaluation."""
         messages, losses, buffers, correct = self._stacked
         return Trained(messages, self._states, losses, buffers, correct, self.evaluation_seconds / parallel)
 
@@ -122,7 +122,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class PartialEvaluation:
-    """Of some batches of the test set."""
+    """Right answers and losses on some batches of the test set."""
 
     class_correct: torch.Tensor  # int64 [C]
     task_correct: torch.Tensor  # int64 [T]
@@ -135,10 +135,10 @@ class ClientRuntime:
 
     net: FunctionalNetwork
     data: Data
-    augmentation: Augmentation | None
+    augmentation: Draws | None
     local: LocalTraining
     dtype: torch.dtype
-    heads: torch.Tensor | None = None  # int64 [T, C]: see FedAvg.heads
+    heads: torch.Tensor | None = None  # int64 [T, C]: see RoundStructure.heads
     views: tuple[str, ...] = (PLAIN,)  # of the test set, see fedexp.core.views
     seed: int = 0  # of the draws of the augmented view
 
@@ -147,18 +147,18 @@ class ClientRuntime:
         return self.data.x_train.device
 
     def load_train(self, index: torch.Tensor, draws: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Examples by number, index [..., B]: (x, y), augmented where draws are given."""
+        """Return training examples by number, index [..., B]: (x, y), augmented where draws are given."""
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
 
     def load_test(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Test examples by number, index [B]: (x, y), augmented where draws of all test examples are given."""
+        """Return test examples by number, index [B]: (x, y), augmented where draws of all test examples are given."""
         drawn = None if draws is None else draws[index]
         return self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype), self.data.y_test[index]
 
     def test_draws(self, view: str, round: int) -> torch.Tensor | None:
-        """Random numbers of the augmentation for all test examples, int64 [M, D]: the same for every model that is
-        tested in a round, and others in the next one. None for the plain view."""
+        """Return the random numbers of the augmentation for all test examples, int64 [M, D]: the same for every model
+        that is tested in a round, and others in the next one. None for the plain view."""
         if view == PLAIN:
             return None
         assert self.augmentation is not None, "checked when the run was prepared"
@@ -167,7 +167,7 @@ class ClientRuntime:
         return torch.from_numpy(draws).to(self.device)
 
     def to(self, device: torch.device) -> "ClientRuntime":
-        """The same on another device."""
+        """Return a copy on another device."""
         if device == self.device:
             return self
         heads = None if self.heads is None else self.heads.to(device)
@@ -175,21 +175,21 @@ class ClientRuntime:
 
     @property
     def evaluation_batch(self) -> int:
-        """Examples that are evaluated at a time."""
+        """Return the number of examples that are evaluated at a time."""
         return EVALUATION_BATCH_CUDA if self.device.type == "cuda" else EVALUATION_BATCH
 
     @property
     def evaluation_batches(self) -> int:
-        """Into how many batches the test set is cut."""
+        """Return the number of batches into which the test set is cut."""
         return -(-len(self.data.y_test) // self.evaluation_batch)
 
     def evaluate(self, params: Params, draws: torch.Tensor | None = None) -> Evaluation:
-        """Class-wise right answers and mean loss on the whole test set; draws: see `test_draws`."""
+        """Return class-wise right answers and mean loss on the whole test set; draws: see `test_draws`."""
         return self.combine([self.evaluate_batches(params, range(self.evaluation_batches), draws)])
 
     @torch.no_grad()
     def evaluate_batches(self, params: Params, batches: range, draws: torch.Tensor | None = None) -> PartialEvaluation:
-        """The same for consecutive batches of the test set."""
+        """Return class-wise right answers and loss of consecutive batches of the test set."""
         self.net.hold(params)
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
         correct = torch.zeros(self.data.num_classes, dtype=torch.int64, device=device)
@@ -208,19 +208,19 @@ class ClientRuntime:
         return PartialEvaluation(correct, task_correct, losses)
 
     def class_logits(self, outputs: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """[B, outputs] of test examples by number -> [B, C]: by the head of each example's task."""
+        """Return the logits of test examples by number, [B, outputs] -> [B, C]: by the head of each example's task."""
         if self.heads is None or self.data.test_tasks is None:
             return outputs
         return by_head(outputs, self.heads[self.data.test_tasks[index]])
 
     @torch.no_grad()
     def logits(self, model: Params, numbers: torch.Tensor) -> torch.Tensor:
-        """Of a model (with its buffers) on training examples by number, not augmented: [n, C]."""
+        """Return the logits of a model (with its buffers) on training examples by number, not augmented: [n, C]."""
         chunks = numbers.to(self.device).split(self.evaluation_batch)
         return torch.cat([self.net(model, self.load_train(chunk, None)[0]).logits for chunk in chunks])
 
     def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:
-        """Parts in the order of their batches: the same numbers however the batches were split."""
+        """Combine parts in the order of their batches: the same numbers however the batches were split."""
         correct, tasks = (
             torch.stack([getattr(part, name) for part in parts]).sum(0) for name in ("class_correct", "task_correct")
         )
@@ -251,35 +251,36 @@ class ScheduledData:
 
 
 def has_own(algorithm: FedAvg, hook: str) -> bool:
-    """Whether an algorithm replaces FedAvg's hook of this name."""
+    """Return whether an algorithm replaces FedAvg's hook of this name."""
     return getattr(type(algorithm), hook) is not getattr(FedAvg, hook)
 
 
 class Engine(ABC):
-    """How the clients of a round are trained and models are evaluated."""
+    """Base of the engines: how the clients of a round are trained and models are evaluated."""
 
     @abstractmethod
     def train(
         self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
-        """Trains the cohort. server: what it sent, with the "buffers" of its model; the results stand in the order of
+        """Train the cohort. server: what it sent, with the "buffers" of its model; the results stand in the order of
         the cohort."""
 
     def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
-        """The global model on the test set as one of its views shows it in a round."""
+        """Evaluate the global model on the test set as one of its views shows it in a round."""
         bench.net.set_buffers(server["buffers"])
         return bench.evaluate(server["params"], bench.test_draws(view, round))
 
     def logits(
         self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Of each model (with its buffers) on training examples by number, not augmented: [n_i, C] each."""
+        """Return the logits of each model (with its buffers) on training examples by number, not augmented: [n_i, C]
+        each."""
         return [bench.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
-        """Gives back what the engine holds, such as processes."""
+        """Give back what the engine holds, such as processes."""
 
 
 def to_tensors(plan: Tree, device: torch.device) -> Tree:
-    """A plan's numpy arrays on the device."""
+    """Return a plan's numpy arrays on the device."""
     return {k: torch.as_tensor(np.asarray(v), device=device) for k, v in plan.items()}

@@ -1,4 +1,4 @@
-"""Which device, engine and precision a run uses (config group `hardware`)."""
+"""Choice of device, engine and precision for a run (config group `hardware`)."""
 
 import ctypes
 import logging
@@ -25,7 +25,7 @@ ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What the user asked for; `resolve` turns `auto` into a choice and says why."""
+    """The user's choice of hardware; `resolve` turns `auto` into a choice and says why."""
 
     device: str  # auto | cpu | cuda | cuda:N
     engine: str  # auto | sequential | workers | vectorised | distributed
@@ -53,13 +53,14 @@ class Hardware:
 
     @property
     def takes_any_gpu(self) -> bool:
-        """Whether a run takes a GPU and it may be any of them."""
+        """Return whether a run takes a GPU and it may be any of them."""
         several = self.engine in ("workers", "distributed") or find_ranks() is not None
         return self.device in ("auto", "cuda") and not several
 
     def resolve(self, vectorises: bool, cohort_size: int, share: int | None = None) -> "Resolved":
-        """vectorises: the model treats each example alone, in training as in evaluation (no batch norm, no dropout);
-        share: cores that the run may use, where other runs use the others; None: all that this process may."""
+        """Resolve `auto`. vectorises: the model treats each example alone, in training as in evaluation (no batch norm,
+        no dropout); share: cores that the run may use, where other runs use the others; None: all that this process
+        may."""
         device, why = self._device()
         share = cores() if share is None else min(share, cores())
         count, ranks, engine = self._workers(device, cohort_size, share), self._ranks(), self.engine
@@ -90,19 +91,19 @@ class Hardware:
         return resolved
 
     def _check_convolution(self, resolved: "Resolved") -> None:
-        """Raises ConfigError for a way of convolving that what was chosen does not have."""
+        """Raise ConfigError for a way of convolving that what was chosen does not have."""
         if self.convolution in ONE_CLIENT and resolved.kind == "vectorised":
             raise ConfigError(f"hardware.convolution={self.convolution}: the vectorised engine has grouped and streams")
         if self.convolution == "winograd" and (resolved.device.type != "cpu" or self.precision == "bf16"):
             raise ConfigError("hardware.convolution=winograd: only on a CPU, in fp32 or fp64")
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
-        """How many processes are of use."""
+        """Return the number of worker processes that are of use."""
         places = torch.cuda.device_count() if device.type == "cuda" else share // (self.threads or 1)
         return min(self.workers or max(places, 1), cohort_size)
 
     def _ranks(self) -> int:
-        """How many processes torchrun or Slurm has started for this run."""
+        """Return the number of processes that torchrun or Slurm has started for this run."""
         ranks = find_ranks()
         if ranks is None and self.engine == "distributed":
             raise ConfigError(f"hardware.engine=distributed: {HOW_TO_START}")
@@ -133,7 +134,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a run uses."""
+    """The hardware that a run uses."""
 
     device: torch.device
     engine: str
@@ -146,13 +147,14 @@ class Resolved:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of parameters and input; bf16 runs the forward pass in bf16 over fp32 parameters (autocast)."""
+        """Return the dtype of parameters and input; bf16 runs the forward pass in bf16 over fp32 parameters
+        (autocast)."""
         return torch.float64 if self.precision == "fp64" else torch.float32
 
     @property
     def convolves(self) -> str:
-        """How the convolutions of one client are computed (see models.winograd.Conv2d): "direct", or "winograd", which
-        was measured to be faster on x86 CPUs with AVX2 and with AVX-512."""
+        """Return how the convolutions of one client are computed (see models.winograd.Conv2d): "direct", or "winograd",
+        which was measured to be faster on x86 CPUs with AVX2 and with AVX-512."""
         if self.vectorised.convolution in ONE_CLIENT:
             return self.vectorised.convolution
         plain = self.device.type == "cpu" and self.precision == "fp32"
@@ -160,11 +162,11 @@ class Resolved:
 
     @property
     def kind(self) -> str:
-        """The engine that trains, in this process or in others."""
+        """Return the engine that trains, in this process or in others."""
         return self.inner if self.engine in ("workers", "distributed") else self.engine
 
     def in_one_process(self) -> "Resolved":
-        """What one worker does, done in this process."""
+        """Return the hardware of one worker, used in this process."""
         return replace(self, engine=self.inner, workers=1) if self.engine == "workers" else self
 
     def make_engine(self) -> Engine:
@@ -179,7 +181,7 @@ class Resolved:
         return Sequential() if engine == "sequential" else self.vectorised
 
     def apply(self) -> None:
-        """Process-wide switches; set for every job, since the jobs of a sweep may share one process."""
+        """Set process-wide switches; for every job, since the jobs of a sweep may share one process."""
         torch.set_num_threads(self.threads)
         if self.device.index is not None:
             torch.cuda.set_device(self.device)
@@ -198,7 +200,7 @@ class Resolved:
         return text
 
     def as_dict(self) -> dict[str, Any]:
-        """For summary.json."""
+        """Return the values as they stand in summary.json."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
         convolution = self.convolves
         if self.kind == "vectorised":
@@ -214,8 +216,8 @@ class Resolved:
         }
 
     def arithmetic(self) -> dict[str, Any]:
-        """What decides how sums are rounded. Not the number of workers, nor whether clients train in this process or in
-        others: neither changes a bit."""
+        """Return what decides how sums are rounded. Not the number of workers, nor whether clients train in this
+        process or in others: neither changes a bit."""
         values = self.as_dict() | {"engine": self.kind, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
         del values["workers"]
         if self.kind == "vectorised":
@@ -226,7 +228,7 @@ class Resolved:
 
 
 def default_threads(share: int) -> int:
-    """OMP_NUM_THREADS where it is set, else one for each core that the run may use."""
+    """Return OMP_NUM_THREADS where it is set, else one thread for each core that the run may use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
@@ -234,18 +236,18 @@ def default_threads(share: int) -> int:
 
 
 def cores() -> int:
-    """The cores that this process may run on (Slurm and taskset limit them)."""
+    """Return the cores that this process may run on (Slurm and taskset limit them)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 numbers by itself; True where that cannot be told."""
+    """Return whether this CPU multiplies bf16 numbers by itself; True where that cannot be told."""
     flags = cpu_entry("flags").split()
     return not flags or any(name in flags for name in ("avx512_bf16", "amx_bf16", "avx_ne_convert"))
 
 
 def trouble_with_bf16() -> str | None:
-    """Why bf16 is slower than fp32 on this CPU, where it is known to be."""
+    """Return why bf16 is slower than fp32 on this CPU, where it is known to be."""
     if not has_bf16():
         return "this CPU has no bf16 instructions: bf16 will be many times slower than fp32 (precision=fp32)"
     flags = cpu_entry("flags").split()
@@ -263,7 +265,7 @@ def cpu_name() -> str:
 
 
 def cpu_entry(key: str) -> str:
-    """What Linux says of the first core in /proc/cpuinfo; empty where it says nothing."""
+    """Return the entry of the first core in Linux's /proc/cpuinfo; empty where it says nothing."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             pairs = (line.partition(":") for line in lines)
@@ -273,7 +275,8 @@ def cpu_entry(key: str) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Up to 1.6 times faster: by default glibc gives large blocks back and faults them in again on every step."""
+    """Keep freed memory for the next step, up to 1.6 times faster: by default glibc gives large blocks back and faults
+    them in again on every step."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL("libc.so.6")

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -21,7 +21,8 @@ class FunctionalNetwork:
     """
 
     def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
-        """trained: names of the parameters in training; None: those of `module` with requires_grad."""
+        """Take over a model. trained: names of the parameters in training; None: those of `module` with
+        requires_grad."""
         self.trained = frozenset(trainable(module)) if trained is None else trained
         self.module = module.eval().requires_grad_(False)
         self.precision = precision
@@ -35,19 +36,19 @@ class FunctionalNetwork:
         return self._forward(lambda: functional_call(self.module, weights, (x,)), x)
 
     def on(self, device: torch.device) -> "FunctionalNetwork":
-        """A copy on a device."""
+        """Return a copy on a device."""
         return FunctionalNetwork(copy.deepcopy(self.module).to(device), self.precision, self.trained)
 
     def own(self, params: Params) -> Params:
-        """Without what an algorithm trains beside the model, such as a second head."""
+        """Return the parameters without what an algorithm trains beside the model, such as a second head."""
         return params if params.keys() <= self.names else {k: v for k, v in params.items() if k in self.names}
 
     def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
-        """(gradient, value) of a scalar function of the parameters."""
+        """Return (gradient, value) of a scalar function of the parameters."""
         return grad_and_value(function)(params)
 
     def hold(self, params: Params) -> None:
-        """Keeps the weights of a model that will be called often in the precision of the forward pass.
+        """Keep the weights of a model that will be called often in the precision of the forward pass.
 
         Autocast would cast them again in every call. Vectors (biases, batch norm) stay as they are: cheap, and batch
         norm wants them in fp32. `params` must not be changed in place while it is held.
@@ -57,25 +58,27 @@ class FunctionalNetwork:
             self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """The last stage alone with fewer channels, of a model that has one (see models.Staged); never in bf16."""
+        """Return the last stage alone with fewer channels, of a model that has one (see models.Staged); never in
+        bf16."""
         whole = dict(self.module.named_parameters()) | params
         return self.module.slim(whole, x, width)  # type: ignore[operator]
 
     def hidden_activations(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[B, d] after the ReLU of every fully connected hidden layer, of a model that has them (`has_neurons`)."""
+        """Return hidden activations [B, d] after the ReLU of every fully connected hidden layer, of a model that has
+        them (`has_neurons`)."""
         weights = {f"module.{name}": value for name, value in self.own(params).items()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             return functional_call(Neurons(self.module), weights, (x,))
 
     def set_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """The received global model's buffers (running statistics of batch norm)."""
+        """Set the received global model's buffers (running statistics of batch norm)."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
 
     def buffers(self) -> Params:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
-    def _forward(self, call, x: torch.Tensor) -> Output:
+    def _forward(self, call: Callable[[], Output], x: torch.Tensor) -> Output:
         if self.precision != "bf16":
             return call()
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -84,7 +87,7 @@ class FunctionalNetwork:
 
 
 def trainable(module: nn.Module) -> Params:
-    """The parameters that are trained, averaged and sent: those with requires_grad."""
+    """Return the parameters that are trained, averaged and sent: those with requires_grad."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
@@ -142,21 +145,21 @@ class LiveNetwork(FunctionalNetwork):
             buffer.copy_(buffers[name])
 
     def snapshot(self) -> Params:
-        """The parameters as tensors of their own, without gradient."""
+        """Return the parameters as tensors of their own, without gradient."""
         return {name: parameter.detach().clone() for name, parameter in self.params.items()}
 
 
 @contextlib.contextmanager
-def seeded_torch(seed: int):
-    """torch's global generator seeded for a while, such as for initialisation or dropout; restored afterwards."""
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Seed torch's global generator for a while, such as for initialisation or dropout; restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 @contextlib.contextmanager
-def subnormals_as_zero():
-    """Numbers below 1e-38 (fp32) become zero for a while: some CPUs are so slow with them that a round took 1.2 times
+def subnormals_as_zero() -> Iterator[None]:
+    """Treat numbers below 1e-38 (fp32) as zero for a while: some CPUs are so slow with them that a round took 1.2 times
     as long. It holds for this thread and those of torch's that it begins; other libraries may want such numbers, so it
     is not left on."""
     before = sys.float_info.min / 2 == 0

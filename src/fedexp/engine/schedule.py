@@ -1,5 +1,6 @@
-"""Which examples a client trains on, in which order and with which augmentation: decided before training, on the host.
+"""Schedules: which examples a client trains on, in which order and with which augmentation.
 
+They are decided before training, on the host.
 Everything is a function of (seed, round, client), so all algorithms, engines and devices see the same batches.
 """
 
@@ -10,7 +11,7 @@ import torch
 
 from fedexp.core.rng import stream
 from fedexp.core.settings import LocalTraining
-from fedexp.data.augment import Augmentation
+from fedexp.data.types import Draws
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Schedule:
 
     @property
     def examples(self) -> int:
-        """Examples trained on, counting every epoch."""
+        """Return the number of examples trained on, counting every epoch."""
         return int(self.lengths.sum())
 
 
 def left_out(examples: int, batch_size: int) -> int:
-    """How many examples of a client a pass leaves out whose batches of one example are skipped: of a pass over n
+    """Return how many examples of a client a pass leaves out whose batches of one example are skipped: of a pass over n
     examples in batches of B, all with B = 1, else the last one where one is left over."""
     return examples if batch_size == 1 else int(examples % batch_size == 1)
 
@@ -40,7 +41,7 @@ def left_out(examples: int, batch_size: int) -> int:
 def make_schedule(
     part: np.ndarray | tuple[np.ndarray, ...],
     local: LocalTraining,
-    augmentation: Augmentation | None,
+    augmentation: Draws | None,
     image_size: tuple[int, int],
     seed: int,
     round: int,
@@ -48,7 +49,7 @@ def make_schedule(
     skip_single: bool = False,
     again: str = "",
 ) -> Schedule:
-    """Reshuffles every epoch and keeps the last partial batch (FedNTD B.3). Several parts: each batch comes from one of
+    """Reshuffle every epoch and keep the last partial batch (FedNTD B.3). Several parts: each batch comes from one of
     them, and the order of all batches is random.
 
     skip_single leaves out batches of one example, on which batch normalisation is not defined. again: a name for other
@@ -78,8 +79,8 @@ def make_schedule(
 
 
 def padded_schedule(schedule: Schedule, steps: int) -> dict[str, np.ndarray]:
-    """The first `steps` batches as a plan of one shape for all clients: index and mask [steps, B], and draws [steps, B,
-    D] where there are any. Missing batches repeat an example with mask 0."""
+    """Return the first `steps` batches as a plan of one shape for all clients: index and mask [steps, B], and draws
+    [steps, B, D] where there are any. Missing batches repeat an example with mask 0."""
     index = np.full((steps, schedule.index.shape[1]), int(schedule.index[0, 0]))
     mask = np.zeros(index.shape)
     used = min(steps, schedule.steps)

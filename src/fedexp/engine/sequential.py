@@ -43,7 +43,7 @@ def play_client(
     lr: float,
     evaluate_local: bool,
 ) -> Trained:
-    """One client's whole round; `alone` is a cohort of this client."""
+    """Run one client's whole round; `alone` is a cohort of this client."""
     (client,), (schedule,), (state,), (plan,) = alone.clients, alone.schedules, alone.states, alone.plans
     (personal,) = alone.personals
     live.load(server["params"], server["buffers"])
@@ -76,7 +76,8 @@ def play_client(
 
 
 def load_start(live: LiveNetwork, start: Params, sent: Params) -> None:
-    """Where training starts, with running statistics of its own or, where it brings none, those that were sent."""
+    """Load the parameters that training starts from, with running statistics of its own or, if none, those that were
+    sent."""
     own = {name: start.get(name, buffer) for name, buffer in sent.items()}
     live.load({name: value for name, value in start.items() if name not in sent}, own)
 
@@ -85,7 +86,8 @@ def load_start(live: LiveNetwork, start: Params, sent: Params) -> None:
 def finish(
     algorithm: FedAvg, bench: ClientRuntime, live: LiveNetwork, trained: Params, data: ClientData, ctx: Context
 ) -> tuple[Tree, Tree]:
-    """The hook; what it computes with the trained parameters uses the running statistics that belong to them."""
+    """Call the hook `finish`; what it computes with the trained parameters uses the running statistics that belong to
+    them."""
     bench.net.set_buffers(live.buffers())
     outcome = algorithm.finish(live, trained, data, ctx)
     bench.net.set_buffers(ctx.server["buffers"])
@@ -95,7 +97,8 @@ def finish(
 def evaluate_trained(
     bench: ClientRuntime, params: Tree, buffers: Tree, server: Tree, round: int
 ) -> dict[str, torch.Tensor]:
-    """Class-wise right answers of a local model with its own running statistics; int64 [1, C] for each test view."""
+    """Return class-wise right answers of a local model with its own running statistics; int64 [1, C] for each test
+    view."""
     bench.net.set_buffers(buffers)
     correct = {view: bench.evaluate(params, bench.test_draws(view, round)).class_correct[None] for view in bench.views}
     bench.net.set_buffers(server["buffers"])
@@ -104,14 +107,14 @@ def evaluate_trained(
 
 
 def train_client(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
-    """Runs the local steps on `live`; returns the mean objective, 0 when the client has no step."""
+    """Run the local steps on `live`; return the mean objective, 0 when the client has no step."""
     steps = functional_steps if has_own(algorithm, "local_step") else fused_steps
     total = steps(algorithm, live, data, ctx)
     return total / ctx.steps.clamp(min=1)
 
 
 def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
-    """The base's local step with autograd and in place."""
+    """Do the base's local steps with autograd and in place."""
     params = live.params
     memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
     for batch in data.batches():
@@ -125,7 +128,7 @@ def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Con
 
 
 def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
-    """For algorithms with a local step of their own."""
+    """Do the local steps of algorithms with a local step of their own."""
     params = live.snapshot()
     memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
     for batch in data.batches():

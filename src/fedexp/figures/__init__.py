@@ -1,10 +1,11 @@
 """Pictures of a run, drawn from the files of its directory alone: now, or at any time later.
 
-    python -m fedexp.figures <run directory>...
+    fedexp figures <run directory>...
 
 matplotlib is used through its object interface (no pyplot, no global state), so any thread or job may draw.
 """
 
+import errno
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
+from fedexp.core.errors import StorageError
 from fedexp.core.views import PLAIN, VIEWS, suffix
 from fedexp.figures.load import RunData, load_run
 
@@ -41,7 +43,7 @@ def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[P
 
 
 def missing_figures(run_dir: Path) -> int:
-    """How many of the pictures that `make_figures` would write are not there."""
+    """Return the number of pictures that `make_figures` would write and are not there."""
     return sum(not (run_dir / "figures" / f"{name}.png").exists() for name, _ in _figures(load_run(run_dir)))
 
 
@@ -79,7 +81,10 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write to a temporary file and rename it: a reader never sees half a picture."""
+    """Write to a temporary file and rename it: a reader never sees half a picture. Raises StorageError where the
+    folder is a link, which may lead to pictures of somebody else."""
+    if path.parent.is_symlink():
+        raise StorageError(path.parent, OSError(errno.ELOOP, "it is a link; pictures are not written through links"))
     with storage.temporary_of(path) as temporary:
         _write(figure, temporary)
         os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""`python -m fedexp.figures <run directory>...`: draw the pictures of finished or interrupted runs again."""
+"""`fedexp figures <run directory>...`: draw the pictures of finished or interrupted runs again."""
 
 import argparse
 import sys
@@ -9,9 +9,9 @@ from fedexp.core.errors import ConfigError
 from fedexp.figures import make_figures
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp figures") -> int:
     """Print the path of every picture; exit code 2 with one message when a directory holds no run."""
-    parser = argparse.ArgumentParser(prog="python -m fedexp.figures", description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
     code = 0
     for run_dir in parser.parse_args(arguments).run_dir:
@@ -29,4 +29,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m fedexp.figures"))

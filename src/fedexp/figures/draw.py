@@ -179,7 +179,7 @@ def round_picture(history: History) -> np.ndarray:
 
 
 def _of(view: str) -> str:
-    """What a title adds for a view of the test set."""
+    """Return what a title adds for a view of the test set."""
     return "" if view == PLAIN else f", {view} test images"
 
 

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, heat maps. Colours are safe for colour-blind readers."""
+"""Common style of all pictures: colours, axes, heat maps. Colours are safe for colour-blind readers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -83,7 +83,7 @@ class RoundDrop(ForgettingMetric):
         return self.local
 
     def round_values(self, history: History) -> dict[str, float]:
-        drops = forgetting.round_drop(history.matrix)
+        drops = forgetting.round_drop(history.matrix[-3:])  # the last one alone, however long the run is
         values = {"round_forgetting": float(drops[-1]) if drops.size else float("nan")}
         if self.local:
             values["local_round_forgetting"] = self._client_mean(history, "local_round_forgetting")
@@ -113,7 +113,7 @@ class ForgettingDegree(ForgettingMetric):
 
     xi: float  # small positive constant of the denominator
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require(self.xi > 0, "forgetting_metric.xi", self.xi, "greater than 0")
 
     @property
@@ -170,7 +170,7 @@ class Consistency(ForgettingMetric):
     """
 
     def round_values(self, history: History) -> dict[str, float]:
-        values = forgetting.consistency(history.matrix)
+        values = forgetting.consistency(history.matrix[-2:])
         return {"consistency": float(values[-1]) if values.size else float("nan")}
 
     def summary(self, history: History) -> dict[str, float]:
@@ -241,7 +241,7 @@ class All(Composite):
 
     xi: float  # of ForgettingDegree
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.parts()  # checks xi
 
     def parts(self) -> Sequence[ForgettingMetric]:

@@ -1,8 +1,8 @@
-"""What every metric is computed from: class accuracies of the global and, where evaluated, of the local models."""
+"""The input of every metric: class accuracies of the global and, where evaluated, of the local models."""
 
 import csv
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,9 @@ class History:
     local_rounds: list[int] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)  # int64 [S] each: the clients of a local round
     local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
+    # The rows of `matrix` with room for more: stacking all of them anew in each round would grow with its square.
+    _rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0)), init=False, repr=False, compare=False)
+    _filled: int = field(default=0, init=False, repr=False, compare=False)
 
     def add(self, round: int, class_accuracy: np.ndarray) -> None:
         """Record the global model after `round`."""
@@ -61,7 +64,16 @@ class History:
     @property
     def matrix(self) -> np.ndarray:
         """`cw` of the metrics, float64 [evaluated rounds, C]."""
-        return np.stack(self.class_accuracy) if self.rounds else np.empty((0, self.counts.shape[-1]))
+        filled, rows = self._filled, len(self.class_accuracy)
+        if rows > len(self._rows):
+            grown = np.empty((2 * rows, self.counts.shape[-1]))
+            if filled:
+                grown[:filled] = self._rows[:filled]
+            self._rows = grown
+        if rows > filled:
+            self._rows[filled:rows] = self.class_accuracy[filled:]
+        self._filled = rows
+        return self._rows[:rows].reshape(rows, self.counts.shape[-1])
 
     def counts_in(self, round: int) -> np.ndarray:
         """int64 [K, C]: training labels of each client in a round from 1."""
@@ -73,7 +85,9 @@ class History:
 
     def distributed(self, round: int) -> np.ndarray:
         """Return the class accuracies [C] of the global model that clients started from in `round`."""
-        return self.class_accuracy[self.rounds.index(round - 1)]
+        index = bisect_left(self.rounds, round - 1)
+        assert self.rounds[index] == round - 1, "a round with local models follows an evaluated one"
+        return self.class_accuracy[index]
 
     def to_tree(self) -> "dict[str, torch.Tensor]":
         """Return a dict of tensors, for a checkpoint that torch.load(weights_only=True) reads."""

@@ -1,4 +1,4 @@
-"""Which class a neuron answers to most, and whether two models agree on it (FedNTD 5.1, Eq. 19, Table 2)."""
+"""Preferred class of a neuron, and whether two models agree on it (FedNTD 5.1, Eq. 19, Table 2)."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Continual metrics over a stream of tasks (CFeD, IJCAI 2022, section 5.2).
+"""Metrics of continual learning over a sequence of tasks (CFeD, IJCAI 2022, section 5.2).
 
 a[t, s] is the test accuracy on task s of the global model after task t has been learned.
 """

@@ -1,6 +1,8 @@
 """Models: `forward` maps images [B, channels, height, width] or texts [B, length] to Output(features, logits)."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -14,6 +16,31 @@ class Output(NamedTuple):
     features: torch.Tensor  # [B, D]: the input of the classifier (penultimate layer)
     logits: torch.Tensor  # [B, C]
     maps: tuple[torch.Tensor, ...] = ()  # input and output [B, D, h, w] of the last stage, where the model keeps them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(ABC):
+    """Base of the `model` group: what a network is made of, and what the engines have to know of it."""
+
+    reads: ClassVar[str] = "images"  # or text
+    has_neurons: ClassVar[bool] = False  # its network has `hidden_activations`
+
+    @property
+    @abstractmethod
+    def mixes_examples(self) -> bool:
+        """Tell whether a layer looks across the batch, as batch norm does."""
+
+    @property
+    @abstractmethod
+    def vectorises(self) -> bool:
+        """Tell whether the network treats each example alone and is the same in training as in evaluation."""
+
+    @abstractmethod
+    def build(self, shape: Any, num_classes: int) -> nn.Module:
+        """Return a freshly initialised network for data of `shape` (`Data.shape` of the kind that it reads).
+
+        Raises ConfigError for a shape that it cannot read.
+        """
 
 
 def classifier_of(module: nn.Module) -> nn.Linear:

@@ -9,18 +9,17 @@ from torch import nn
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.tree import Params
-from fedexp.models import Output, slim_channels
+from fedexp.models import Model, Output, slim_channels
 from fedexp.models.pooling import pooled
 
 
 @dataclass(frozen=True, kw_only=True)
-class CNN:
+class CNN(Model):
     """Convolutions, each followed by a 2x2 max-pool and a ReLU, then fully connected layers and a classifier.
 
     The fully connected part adapts to the image size.
     """
 
-    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
     vectorises: ClassVar[bool] = True  # the same in training as in evaluation
     has_neurons: ClassVar[bool] = True  # hidden_activations

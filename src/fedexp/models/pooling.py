@@ -3,11 +3,13 @@
 import logging
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch.autograd import Function
+
+from fedexp.core.private.of_torch import in_transform, outside_transforms
 
 log = logging.getLogger("fedexp")
 
@@ -17,7 +19,7 @@ def pooled(x: torch.Tensor) -> torch.Tensor:
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
         if x.device.type == "cuda" and kernels():
             return _Pooled.apply(x)[0]
-        stacked = torch._C._are_functorch_transforms_active()
+        stacked = in_transform()
         ordinary = torch.is_grad_enabled() or stacked or x.device.type != "cpu"
         if not ordinary and x.is_contiguous(memory_format=torch.channels_last):
             return _maxima(x).relu_()
@@ -40,7 +42,7 @@ def kernels() -> Any:
     try:
         from fedexp.models import pooling_kernels
 
-        with torch._C._DisableFuncTorch():  # in torch.func.grad even new tensors have no memory of their own
+        with outside_transforms():  # in torch.func.grad even new tensors have no memory of their own
             pooling_kernels.spread(*pooling_kernels.pool(torch.zeros(1, 1, 2, 2, device="cuda")))
         return pooling_kernels
     except Exception as error:  # such as no C compiler, which Triton needs
@@ -53,21 +55,21 @@ class _Pooled(Function):
     """x -> (pooled, places of the maxima)."""
 
     @staticmethod
-    def forward(x):
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return kernels().pool(x)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)  # no zeros as the gradient of the places
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx, grad, _):
+    def backward(ctx: Any, grad: torch.Tensor | None, _: None) -> torch.Tensor | None:
         return None if grad is None else _Spread.apply(grad, *ctx.saved_tensors)
 
     @staticmethod
-    def vmap(info, in_dims, x):
+    def vmap(info: Any, in_dims: tuple[int, ...], x: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
         y, where = _Pooled.apply(x.movedim(in_dims[0], 0).flatten(0, 1))
         return tuple(t.unflatten(0, (info.batch_size, -1)) for t in (y, where)), (0, 0)
 
@@ -76,19 +78,21 @@ class _Spread(Function):
     """Map the gradient of the pooled image to that of the image; a function of its own, so that vmap knows it."""
 
     @staticmethod
-    def forward(grad, where):
+    def forward(grad: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         return kernels().spread(grad, where)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> NoReturn:
         raise NotImplementedError("the gradient of a gradient through pooling on CUDA")
 
     @staticmethod
-    def vmap(info, in_dims, grad, where):
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], grad: torch.Tensor, where: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
         first = (
             t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip((grad, where), in_dims, strict=True)

@@ -4,6 +4,8 @@ Both go through the elements of the pooled image in their order in channels-last
 3, row by row of its window, or 4 where ReLU sets it to zero, so that no gradient goes there.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -76,6 +78,8 @@ def _channels_last(like: torch.Tensor, *shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
-def _launch(kernel, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, count: int, channels: int, width: int) -> None:
+def _launch(
+    kernel: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, count: int, channels: int, width: int
+) -> None:
     with torch.cuda.device_of(a):
         kernel[(triton.cdiv(count, BLOCK),)](a, b, c, count, channels, width, block=BLOCK)

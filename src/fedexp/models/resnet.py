@@ -1,6 +1,5 @@
 """Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's, and torchvision's with random initialisation."""
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,20 +10,19 @@ from torch import nn
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.tree import Params
-from fedexp.models import Output, slim_channels
+from fedexp.models import Model, Output, slim_channels
 
 DEPTHS = (18, 34, 50, 101, 152)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarResNet:
+class CifarResNet(Model):
     """3x3 stem without pooling, one basic block a stage, every batch norm on the statistics of the batch at hand.
 
     The norms keep no running statistics, in training and in evaluation alike: the model has no buffers, nothing but
     weights is averaged, and its test accuracy depends (slightly) on how the test set is cut into batches.
     """
 
-    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = False
 
@@ -95,7 +93,7 @@ class _BasicBlock(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchvisionResNet:
+class TorchvisionResNet(Model):
     """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random initialisation or
     with weights from a file.
 
@@ -103,7 +101,6 @@ class TorchvisionResNet:
     pixel, so PyTorch refuses a training batch of a single example there.
     """
 
-    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = False
 
@@ -134,7 +131,7 @@ def load_weights(network: nn.Module, path: str) -> None:
     where the file is none, or is that of another network (also where the images are not in colour)."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:  # torch raises many types for a file that is none of its own
         raise ConfigError(f"model.weights={path}: is not a file of weights ({type(error).__name__})") from error
     own = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
     given = {k: v for k, v in found.items() if not str(k).startswith("fc.")} if isinstance(found, dict) else {}
@@ -167,13 +164,12 @@ class TorchvisionModule(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottleneckResNet:
+class BottleneckResNet(Model):
     """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with ordinary batch norm.
 
     `blocks` of 6 in 3 stages make ResNet-56.
     """
 
-    reads: ClassVar[str] = "images"
     mixes_examples: ClassVar[bool] = True  # batch norm
     vectorises: ClassVar[bool] = False
 

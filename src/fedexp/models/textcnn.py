@@ -9,11 +9,11 @@ from torch import nn
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.data.types import TextShape
-from fedexp.models import Output
+from fedexp.models import Model, Output
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCNN:
+class TextCNN(Model):
     """Vectors of the characters, convolutions of several heights side by side, each with ReLU and maximum over the
     text, dropout, a linear layer without activation (the features) and a classifier.
 

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fedexp.core.private.of_torch import in_transform
+
 TILE = 4  # outputs of a tile, per side
 POINTS = {3: (0, 1, -1, 2, -2), 5: (0, 1, -1, 2, -2, 0.5, -0.5)}  # and infinity; kernel side -> where polynomials meet
 AT_A_TIME = 128  # tiles, for which matrix products are efficient and what lies between them stays in the cache
@@ -26,7 +28,7 @@ class Conv2d(nn.Conv2d):
     """torch's layer, computed here where that can be done and pays."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        stacked = torch._C._are_functorch_transforms_active()  # which do not know it
+        stacked = in_transform()  # which do not know it
         if stacked or not self.fits or x.dim() != 4:
             return super().forward(x)
         padding = int(self.padding[0])
@@ -43,6 +45,8 @@ def convert(module: nn.Module) -> None:
     """Let the convolutions of any model be computed here; parameters and their names stay."""
     for part in module.modules():
         if type(part) is nn.Conv2d:
+            # Not another module in its place: a layer that several modules share, its hooks and its parametrisations
+            # stay what they are. torch.nn.utils.parametrize does the same.
             part.__class__ = Conv2d
 
 

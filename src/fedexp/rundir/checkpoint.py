@@ -1,7 +1,7 @@
 """The state of a run on disk: the latest and, should that be damaged, the one before it.
 
 Both are files of `torch.save`, a zip archive that holds a CRC-32 of each of its records. It is checked before a run
-goes on from them, as is everything else that a state needs: the states of clients, and tidy files of the length that
+resumes from them, as is everything else that a state needs: the states of clients, and tidy files of the length that
 it says.
 """
 
@@ -23,14 +23,15 @@ DAMAGED = "checkpoint/damaged.pt"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a run goes on from."""
+    """The state that a run resumes from."""
 
     state: Mapping[str, Any] | None  # None: the csv files are damaged, and the run begins again
     problem: str | None  # what is wrong with the latest checkpoint, where this is the one before it or none
 
 
 def save(directory: Path, state: Tree) -> None:
-    """A whole state is there at any moment, also after a loss of power. What it names must have been synced."""
+    """Save a state so that a whole one is there at any moment, also after a loss of power. What it names must have been
+    synced."""
     latest, previous = directory / files.CHECKPOINT, directory / files.PREVIOUS
     if latest.exists():
         with storage.storing(previous), storage.temporary_of(previous) as temporary:
@@ -43,8 +44,8 @@ def save(directory: Path, state: Tree) -> None:
 
 
 def load(directory: Path, check: Callable[[Any], None] = lambda state: None) -> Saved | None:
-    """The latest state that is whole, None where none was saved. Raises ConfigError where all are damaged, unless the
-    damage is in the csv files: these belong to the states, so that nothing could be gone on from.
+    """Return the latest state that is whole, None where none was saved. Raises ConfigError where all are damaged,
+    unless the damage is in the csv files: these belong to the states, so that no state could be resumed.
 
     check: raises ConfigError for a state that is not of this run.
     """
@@ -70,7 +71,7 @@ def load(directory: Path, check: Callable[[Any], None] = lambda state: None) -> 
 
 
 def exists(directory: Path) -> bool:
-    """Whether a state was ever saved."""
+    """Return whether a state was ever saved."""
     return any((directory / name).exists() for name in (files.CHECKPOINT, files.PREVIOUS))
 
 
@@ -85,7 +86,7 @@ def check_what_it_needs(directory: Path, state: Mapping[str, Any]) -> None:
 
 
 def set_aside(directory: Path) -> None:
-    """Moves a damaged latest checkpoint away, since the next one would put it in the place of the whole one."""
+    """Move a damaged latest checkpoint away, since the next one would put it in the place of the whole one."""
     latest = directory / files.CHECKPOINT
     if latest.exists():
         with storage.storing(latest):
@@ -98,7 +99,7 @@ def set_tables_aside(directory: Path) -> None:
 
 
 def kept(directory: Path) -> int | None:
-    """The round after which the state is saved; None where there is none to go on from."""
+    """Return the round after which the state is saved; None where there is none to resume from."""
     try:
         saved = load(directory)
     except (ConfigError, OSError, StorageError):

@@ -28,7 +28,7 @@ def is_seconds(value: Any) -> bool:
 
 
 def is_share(value: Any) -> bool:
-    """An accuracy; nan where a class or task has no test example."""
+    """Return whether a value is an accuracy; nan where a class or task has no test example."""
     return type(value) is float and (0 <= value <= 1 or math.isnan(value))
 
 
@@ -41,7 +41,7 @@ def is_list(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def is_pair(value: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """(round, value)"""
+    """Return whether a value is a pair (round, value)."""
     return lambda node: isinstance(node, tuple | list) and len(node) == 2 and is_count(node[0]) and value(node[1])
 
 
@@ -89,7 +89,7 @@ ARRAYS = ("counts", "rounds_per_task", "rounds", "class_accuracy", "local_rounds
 
 
 def check_form(path: Path, state: Any) -> None:
-    """Raises ConfigError unless a loaded checkpoint has the keys and types of one."""
+    """Raise ConfigError unless a loaded checkpoint has the keys and types of one."""
     if not isinstance(state, dict):
         raise ConfigError(f"{path}: not a checkpoint (holds {type(state).__name__})")
     if state.get("format") != CHECKPOINT_FORMAT:
@@ -107,5 +107,5 @@ def check_form(path: Path, state: Any) -> None:
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """View of the test set -> what a checkpoint has of it; the plain one stands in the checkpoint itself."""
+    """Return view of the test set -> what a checkpoint has of it; the plain one stands in the checkpoint itself."""
     return {PLAIN: state} | state.get("views", {})

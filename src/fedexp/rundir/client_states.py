@@ -1,4 +1,4 @@
-"""What clients keep between rounds: a tree for each client that has ever taken part.
+"""States that clients keep between rounds: a tree for each client that has ever taken part.
 
 Where a run has a directory, each state is a file of its own, written again only when it has changed: a checkpoint costs
 what the cohort changes, not what all clients hold. States that do not fit into memory are read from there,
@@ -27,7 +27,7 @@ class ClientStates(MutableMapping[int, Tree]):
     """Client -> state. In memory only, until `save` says where the files are."""
 
     def __init__(self, folder: Path | None = None, versions: dict[int, int] | None = None):
-        """versions: client -> round after which its file was written (of a run that is resumed)."""
+        """Set up the states. versions: client -> round after which its file was written (of a run that is resumed)."""
         self.folder, self.versions = folder, dict(versions or {})
         self.home, self.resident = CPU, True
         self._memory: dict[int, Tree] = {}
@@ -35,7 +35,8 @@ class ClientStates(MutableMapping[int, Tree]):
         self._saved, self._before = dict(self.versions), dict(self.versions)  # of the last two checkpoints
 
     def place(self, home: torch.device, resident: bool) -> None:
-        """home: where states are kept; resident: in memory, else in their files from one checkpoint to the next."""
+        """Choose the place of the states. home: where they are kept; resident: in memory, else in their files between
+        checkpoints."""
         self.home, self.resident = home, resident
 
     def __getitem__(self, client: int) -> Tree:
@@ -65,7 +66,7 @@ class ClientStates(MutableMapping[int, Tree]):
         return len(self._memory.keys() | self.versions.keys())
 
     def save(self, folder: Path, round: int) -> dict[int, int]:
-        """Writes what has changed; the versions, for the checkpoint. Older files stay until `tidy`."""
+        """Write what has changed; return the versions, for the checkpoint. Older files stay until `tidy`."""
         for client in sorted(self._changed):
             storage.save_tree(folder / file_name(client, round), self._memory[client], sync_folder=False)
             self.versions[client] = round
@@ -79,7 +80,7 @@ class ClientStates(MutableMapping[int, Tree]):
         return dict(self.versions)
 
     def tidy(self) -> None:
-        """Removes files that neither the checkpoint that has been written since `save` nor the one before it names."""
+        """Remove files that neither the checkpoint that has been written since `save` nor the one before it names."""
         current = {file_name(*state) for versions in (self._saved, self._before) for state in versions.items()}
         if self.folder is not None and self.folder.exists():
             for path in self.folder.iterdir():
@@ -88,19 +89,21 @@ class ClientStates(MutableMapping[int, Tree]):
 
 
 def file_name(client: int, round: int) -> str:
-    """Raises ConfigError for what is no number: a name from a checkpoint must not lead to another folder."""
+    """Return the name of a state's file; raise ConfigError for what is no number: a name from a checkpoint must not
+    lead elsewhere."""
     if type(client) is not int or type(round) is not int:
         raise ConfigError(f"client {client!r}, round {round!r}: do not name the state of a client")
     return f"{client}.{round}.pt"
 
 
 def to(state: Tree, device: torch.device) -> Tree:
-    """The state on the device."""
+    """Return the state on the device."""
     return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
 
 
 def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.device, bool, str]:
-    """(home, resident, sentence) for states of `each` bytes: on the device, in memory or in files, as they fit."""
+    """Return (home, resident, sentence) for states of `each` bytes: on the device, in memory or in files, as they
+    fit."""
     total, free = each * clients, free_memory()
     size = f"client states: {size_of(each)} each, {size_of(total)} in total for {clients:,} clients"
     if device.type == "cuda" and total <= SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]:
@@ -111,7 +114,7 @@ def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.d
 
 
 def free_memory() -> int:
-    """Bytes of memory that programs can still have; without limit where the system does not say."""
+    """Return the bytes of memory that programs can still have; without limit where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -123,5 +126,5 @@ def free_memory() -> int:
 
 
 def size_of(number: int) -> str:
-    """Bytes in words."""
+    """Return a number of bytes in words."""
     return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

@@ -15,7 +15,7 @@ from fedexp.rundir.files import ROUNDS
 
 
 class TableDamaged(ConfigError):
-    """A csv file is not what the checkpoint says."""
+    """Error: a csv file is not what the checkpoint says."""
 
 
 class CsvFile:
@@ -26,7 +26,7 @@ class CsvFile:
     """
 
     def __init__(self, path: Path, length: int | None = None):
-        """length: bytes to keep of an existing file (resume); None starts a new file."""
+        """Open the file. length: bytes to keep of an existing file (resume); None starts a new file."""
         self.path, self.length, self.checksum = path, length or 0, 0
         self._columns: list[str] | None = None
         self._descriptor: int | None = None
@@ -43,7 +43,8 @@ class CsvFile:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """The first row fixes the columns. None and NaN become empty cells; floats are written exactly."""
+        """Append a row; the first row fixes the columns. None and NaN become empty cells; floats are written
+        exactly."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for row in rows:
@@ -76,7 +77,7 @@ class CsvFile:
             raise
 
     def check_in_place(self) -> None:
-        """Raises StorageError where somebody has removed or moved the file: what is written would be lost."""
+        """Raise StorageError where somebody has removed or moved the file: what is written would be lost."""
         if self._descriptor is None:
             return
         try:
@@ -87,7 +88,7 @@ class CsvFile:
             raise StorageError(self.path, OSError(errno.ENOENT, "it was removed or moved while the run went on"))
 
     def sync(self) -> None:
-        """What was appended is on the disk, in a file that is still there."""
+        """Make sure that what was appended is on the disk, in a file that is still there."""
         self.check_in_place()
         if self._descriptor is not None:
             with storing(self.path):
@@ -100,7 +101,7 @@ class CsvFile:
 
 
 def checksum(path: Path, length: int) -> int:
-    """CRC-32 of the first `length` bytes."""
+    """Return the CRC-32 of the first `length` bytes."""
     found = 0
     with open(path, "rb") as file:
         while length > 0 and (part := file.read(min(length, 2**20))):
@@ -109,7 +110,7 @@ def checksum(path: Path, length: int) -> int:
 
 
 def check_beginning(path: Path, length: int, expected: int | None) -> None:
-    """Raises TableDamaged unless the first `length` bytes are whole rows, those whose checksum is `expected`
+    """Raise TableDamaged unless the first `length` bytes are whole rows, those whose checksum is `expected`
     (None: it was not kept)."""
     try:
         if not length:
@@ -144,13 +145,13 @@ class RunFiles:
         self._files[name].append(rows)
 
     def lengths(self) -> dict[str, int]:
-        """Bytes on disk now; synced, so that a checkpoint never promises more than there is."""
+        """Return the bytes on disk now; synced, so that a checkpoint never promises more than there is."""
         for file in self._files.values():
             file.sync()
         return {name: file.length for name, file in self._files.items()}
 
     def checksums(self) -> dict[str, int]:
-        """CRC-32 of each file up to its length, kept while rows are appended."""
+        """Return the CRC-32 of each file up to its length, kept while rows are appended."""
         return {name: file.checksum for name, file in self._files.items()}
 
     def close(self) -> None:
@@ -159,7 +160,7 @@ class RunFiles:
 
 
 def last_round(directory: Path) -> int | None:
-    """The number in the last whole row of rounds.csv; None where it has none."""
+    """Return the number in the last whole row of rounds.csv; None where it has none."""
     path = directory / ROUNDS
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     rows = text[: text.rfind("\n") + 1].splitlines()[1:]

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from fedexp.core import storage
+from fedexp.core.views import PLAIN
 from fedexp.rundir import contents, files
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory, finished_summary
@@ -21,12 +22,19 @@ OPEN = ("seed", "seeds", "hardware", "forgetting_metric", "targets", "target_fra
 
 
 def exact(config: Mapping[str, Any]) -> str:
-    """Equal for configurations that have the same result. The only place that says when two runs are the same."""
+    """Return a key that is equal for configurations with the same result. The only place that says when two runs are
+    the same."""
     return fingerprint(config)
 
 
+def views_of(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the test views of a configuration; one from before there were any has the plain one."""
+    return frozenset(config.get("test_views") or (PLAIN,))
+
+
 def alike(config: Mapping[str, Any]) -> str:
-    """Equal for runs that stand in the same cell of a table, with other seeds or on other hardware."""
+    """Return a key that is equal for runs that stand in the same cell of a table, with other seeds or on other
+    hardware."""
     kept = {key: value for key, value in config.items() if key not in OPEN}
     dataset = kept.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
@@ -52,22 +60,28 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 def complete(directory: Path, config: Mapping[str, Any]) -> Path | None:
-    """The run elsewhere that makes the job of this directory needless; None where there is none."""
-    wanted = exact(config)
-    others = (other for other in finished_runs(directory) if other != directory.absolute())
-    same = (other for other in others if exact(config_of(other)) == wanted)
-    return next((other for other in same if finished_summary(other) is not None), None)
+    """Return the run elsewhere that makes the job of this directory needless; None where there is none.
+
+    It may have more test views, since a view more changes no number of the others, but never fewer."""
+    wanted, views = exact(config), views_of(config)
+    for other in finished_runs(directory):
+        found = config_of(other) if other != directory.absolute() else {}
+        if not found or not views_of(found) >= views or finished_summary(other) is None:
+            continue
+        if exact({**found, "test_views": [*config.get("test_views", [PLAIN])]}) == wanted:
+            return other
+    return None
 
 
 def note(directory: Path, other: Path, overrides: Sequence[str]) -> None:
-    """Writes into the directory of a job which run stands for it."""
+    """Write into the directory of a job which run stands for it."""
     text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
     storage.write_atomically(directory / ".hydra" / "overrides.yaml", text)
     storage.write_json(directory / NOTE, {"run": os.path.relpath(other, directory)})
 
 
 def noted(directory: Path) -> Path | None:
-    """The finished run that stands for the job of this directory, as noted there."""
+    """Return the finished run that stands for the job of this directory, as noted there."""
     try:
         other = contents.read_json(directory / NOTE).get("run")
     except contents.Damaged:

@@ -1,4 +1,4 @@
-"""What a run is: the part of its configuration that decides its result, its fingerprint, and the names that follow.
+"""Fingerprint of a run: the part of its configuration that decides its result, and the names that follow.
 
 A class of fedexp counts by its own name and not by the module that it lies in, data count by what they are and not by
 their path. `former_hash` is the hash of format 1, by which finished directories are still found.
@@ -27,13 +27,22 @@ DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(dat
 FILES = ("partition.path", "cohorts.path")
 
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
-NEUTRAL = {"test_views": ["plain"], "cohorts.path": None}
+NEUTRAL = {
+    "test_views": ["plain"],
+    "cohorts.path": None,
+    "model.weights": None,
+    "partition.choice": "random",
+    "algorithm.fisher": "old_tasks",
+    "algorithm.new_model": "initial",
+    "algorithm.reduction": "sum",
+}
+LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")  # null, likewise
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one dict with dotted keys."""
+    """Flatten nested dicts to one dict with dotted keys."""
     if not isinstance(node, dict):
         return {prefix: node}
     items: dict[str, Any] = {}
@@ -43,15 +52,15 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The values that decide the result, by their dotted keys.
+    """Return the values that decide the result, by their dotted keys.
 
     container: the resolved configuration. data: `data_marks` of it where they were noted; by default they are taken
     from the files that it names, and a path stands for files that are not there.
     """
     marks = data_marks(container) if data is None else data
     values: dict[str, Any] = {}
-    for key, value in flatten(numbered(dict(container))).items():
-        if is_free(key) or is_neutral(key, value):
+    for key, value in flatten(numbered(without_neutral(dict(container)))).items():
+        if is_free(key):
             continue
         if key.rpartition(".")[2] == "_target_":
             value = class_name(value)
@@ -62,31 +71,42 @@ def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = Non
 
 
 def is_free(key: str) -> bool:
-    """Whether the value of this dotted key does not decide the result."""
+    """Return whether the value of this dotted key does not decide the result."""
     found = DATASET.fullmatch(key)
     return f"{key}.".startswith(tuple(f"{free}." for free in FREE)) or (found is not None and found[2] != "root")
 
 
 def is_neutral(key: str, value: Any) -> bool:
-    """Whether this value of an option leaves a run what it was before there was the option."""
-    return key in NEUTRAL and bool(value == NEUTRAL[key])
+    """Return whether this value of an option leaves a run as it was before there was the option."""
+    return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (value is None and LAYOUT.fullmatch(key) is not None)
+
+
+def without_neutral(node: Any, prefix: str = "") -> Any:
+    """Return nested dicts and lists without the values that `is_neutral`."""
+    if isinstance(node, list):
+        return [without_neutral(item, f"{prefix}{number}.") for number, item in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: value for key, value in node.items() if not is_neutral(f"{prefix}{key}", value)}
+    return {key: without_neutral(value, f"{prefix}{key}.") for key, value in kept.items()}
 
 
 def numbered(node: Any) -> Any:
-    """Nested dicts and lists in which a list that holds dicts is a dict with the keys "0", "1", ..."""
+    """Return nested dicts and lists in which a list that holds dicts is a dict with the keys "0", "1", ..."""
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = {str(number): item for number, item in enumerate(node)}
     return {key: numbered(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
 def class_name(target: Any) -> Any:
-    """What a `_target_` counts as: fedexp's classes by their name alone, a user's own with its module."""
+    """Return the name that a `_target_` counts as: fedexp's classes by their name alone, a user's own with its
+    module."""
     text = str(target)
     return text.rpartition(".")[2] if text.startswith(OWN) else target
 
 
 def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Key of each path of data -> what stands for the data there; a key is absent where they cannot be read."""
+    """Return key of each path of data -> what stands for the data there; a key is absent where they cannot be read."""
     from fedexp.data.marks import file_mark, folder_mark
 
     values = flatten(numbered(dict(container)))
@@ -105,7 +125,7 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str:
-    """<format>:<SHA-256 in hexadecimal digits>: equal for configurations that have the same result.
+    """Return <format>:<SHA-256 in hexadecimal digits>: equal for configurations that have the same result.
 
     container, data: as for `essential`. The fingerprint of a run that was begun stands in its directory, see
     `fedexp.rundir.origin`; made anew from its config.yaml, it needs the folders of images that the configuration names.
@@ -115,21 +135,21 @@ def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = N
 
 
 def short_hash(container: Mapping[str, Any]) -> str:
-    """The first eight hexadecimal digits of the fingerprint."""
+    """Return the first eight hexadecimal digits of the fingerprint."""
     return fingerprint(container).partition(":")[2][:8]
 
 
 def former_hash(container: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
-    free = tuple(f"{key}." for key in format_1.FREE)
-    flat = flatten(format_1.with_paths(dict(container)))
-    values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free) and not is_neutral(k, v)}
+    """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected"))
+    flat = flatten(format_1.with_paths(without_neutral(dict(container))))
+    values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def setting(container: Mapping[str, Any]) -> str:
-    """<algorithm>_<dataset>_<partition>, with the partition's one number: short, and the same for all seeds.
+    """Return <algorithm>_<dataset>_<partition>, with the partition's one number: short, and the same for all seeds.
     container: with `choices`, the option of each group."""
     choices = container["choices"]
     number = next((f"{container[key]}" for key in PARTITION_NUMBERS if container.get(key) is not None), "")
@@ -137,7 +157,8 @@ def setting(container: Mapping[str, Any]) -> str:
 
 
 def group_name(container: Mapping[str, Any]) -> str:
-    """The name of a run and its repetitions with other seeds: setting, and hash of what decides the result but seeds.
+    """Return the name of a run and its repetitions with other seeds: setting, and hash of what decides the result but
+    seeds.
 
     The hash is that of format 1: repetitions join the group of runs that were made before, and a run that is read back
     finds its group where its data are not."""

@@ -1,4 +1,4 @@
-"""What the hash of a configuration took before fingerprints had a format number, to recognise what was made then.
+"""Hash of a configuration before fingerprints had a format number, to recognise what was made then.
 
 It took the paths of classes and of data. Classes move, so their paths of then stand here. Nothing is ever added: a
 class that is newer counts by its name.
@@ -75,7 +75,7 @@ FREE = (
 
 
 def with_paths(node: Any) -> Any:
-    """Nested dicts and lists in which every `_target_` of fedexp has its path of then."""
+    """Return nested dicts and lists in which every `_target_` of fedexp has its path of then."""
     if isinstance(node, list):
         return [with_paths(item) for item in node]
     if not isinstance(node, dict):
@@ -84,6 +84,6 @@ def with_paths(node: Any) -> Any:
 
 
 def former(target: Any) -> Any:
-    """The path of a class of fedexp as it was, by its name; any other as it is."""
+    """Return the path of a class of fedexp as it was, by its name; any other as it is."""
     name = str(target).rpartition(".")[2]
     return FORMER.get(name, name) if str(target).startswith("fedexp.") else target

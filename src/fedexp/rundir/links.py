@@ -17,7 +17,7 @@ FOLDERS = (".hydra", "checkpoint", "figures", "profile")
 
 
 def require_run_directory(directory: Path, given: str) -> None:
-    """Raises ConfigError unless a run was begun there that is safe to go on with."""
+    """Raise ConfigError unless a run was begun there that is safe to resume."""
     for name in (Path(".hydra", "overrides.yaml"), Path(files.CONFIG)):
         try:
             there = (directory / name).is_file()
@@ -29,7 +29,7 @@ def require_run_directory(directory: Path, given: str) -> None:
 
 
 def require_no_way_out(directory: Path) -> None:
-    """Raises ConfigError for a link among the files of a run that leaves the directory, and for what is no file."""
+    """Raise ConfigError for a link among the files of a run that leaves the directory, and for what is no file."""
     home = directory.resolve()
     for path in own_paths(directory):
         if path.is_symlink():
@@ -44,7 +44,7 @@ def require_no_way_out(directory: Path) -> None:
 
 
 def own_paths(directory: Path) -> Iterator[Path]:
-    """The files and folders there that fedexp opens, replaces or removes."""
+    """Yield the files and folders there that fedexp opens, replaces or removes."""
     try:
         top = list(os.scandir(directory))
     except OSError:

@@ -20,12 +20,12 @@ LOCK, OWNER = ".lock", ".owner.json"
 
 
 class Occupied(ConfigError):
-    """Another process works in the directory."""
+    """Error: another process works in the directory."""
 
 
 @contextmanager
 def occupied(directory: Path) -> Iterator[None]:
-    """Holds the directory, which must exist; raises Occupied, which names the owner, where another process does."""
+    """Hold the directory, which must exist; raise Occupied, which names the owner, where another process does."""
     lock = FileLock(directory / LOCK, timeout=0)
     try:
         lock.acquire()
@@ -46,7 +46,7 @@ def occupied(directory: Path) -> Iterator[None]:
 
 
 def owner_of(directory: Path) -> str:
-    """Who holds it, in words."""
+    """Return in words who holds the directory."""
     try:
         owner = json.loads((directory / OWNER).read_text(encoding="utf-8"))
         return f"process {owner['process']} on {owner['host']} (since {owner['since']})"
@@ -55,8 +55,8 @@ def owner_of(directory: Path) -> str:
 
 
 def is_occupied(directory: Path) -> bool:
-    """Whether a living process holds it now."""
-    if not (directory / LOCK).exists():
+    """Return whether a living process holds the directory now."""
+    if not (directory / LOCK).is_file() or (directory / LOCK).is_symlink():  # opening it would cut what it points to
         return False
     lock = FileLock(directory / LOCK, timeout=0)
     try:

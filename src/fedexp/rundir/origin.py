@@ -1,4 +1,4 @@
-"""What a run directory notes of how its run began (fingerprint.json), and what a resume compares with it.
+"""Origin of a run: what its directory notes of how it began (fingerprint.json), and what a resume compares with it.
 
 {"fingerprint": "2:...",          as `identity.fingerprint`
  "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path
@@ -29,7 +29,7 @@ PATHS = (
 
 
 def note(directory: Path, container: Mapping[str, Any], data: Data) -> None:
-    """Writes the file, where there is none."""
+    """Write the file, where there is none."""
     if read(directory):
         return
     marks = data_marks(container)
@@ -38,7 +38,7 @@ def note(directory: Path, container: Mapping[str, Any], data: Data) -> None:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """The content of the file; {} where there is none that can be read."""
+    """Return the content of the file; {} where there is none that can be read."""
     try:
         found = json.loads((directory / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -47,13 +47,13 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def fingerprint_of(directory: Path) -> dict[str, Any]:
-    """For summary.json: the fingerprint of the run there."""
+    """Return the fingerprint of the run there, for summary.json."""
     return {"fingerprint": read(directory).get("fingerprint")}
 
 
 def describe(data: Data) -> dict[str, Any]:
-    """Sizes, number of classes, and a checksum of class names and labels. Not of the inputs: the same JPEG may be
-    decoded to other pixels by another version of Pillow."""
+    """Describe data: sizes, number of classes, and a checksum of class names and labels. Not of the inputs: the same
+    JPEG may be decoded to other pixels by another version of Pillow."""
     digest = hashlib.sha256("\n".join(data.classes).encode("utf-8", "surrogateescape"))
     for labels in (data.y_train, data.y_test):
         digest.update(labels.cpu().numpy().astype("<i8").tobytes())
@@ -63,7 +63,7 @@ def describe(data: Data) -> dict[str, Any]:
 
 
 def differences(directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """A line for each value that decides the result and is another one in the run there. saved: its config.yaml.
+    """Return a line for each value that decides the result and is another one in the run there. saved: its config.yaml.
 
     Data that are there on one side only (moved before they were noted, or missing now) are left to who loads them, to
     `check_data` and to the partition."""
@@ -79,7 +79,7 @@ def differences(directory: Path, saved: Mapping[str, Any], container: Mapping[st
 
 
 def check_data(directory: Path, data: Data) -> None:
-    """Raises ConfigError where the data are other than those that the run there began with."""
+    """Raise ConfigError where the data are other than those that the run there began with."""
     before, now = mapping_of(read(directory), "data"), describe(data)
     if wrong := [f"{key}: {before[key]} there, {now[key]} now" for key in now if before.get(key, now[key]) != now[key]]:
         raise ConfigError(
@@ -93,7 +93,7 @@ def mapping_of(node: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
-    """The configuration of a resumed run, in which relative paths of data begin where they did: in the working
+    """Return the configuration of a resumed run, in which relative paths of data begin where they did: in the working
     directory of the run's first command, unless they have been typed anew.
 
     typed: keys of the command line that resumes it."""
@@ -112,6 +112,6 @@ def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str
 
 
 def is_interpolated(config: DictConfig, key: str) -> bool:
-    """Whether the value follows from others, such as ${data_dir}/photos."""
+    """Return whether the value follows from others, such as ${data_dir}/photos."""
     parent, _, name = key.rpartition(".")
     return OmegaConf.is_interpolation(OmegaConf.select(config, parent), name)

@@ -1,9 +1,10 @@
-"""What watches a run: the interface of trackers, and `tracker=none`.
+"""Observers of a run: the interface of trackers, and `tracker=none`.
 
 The files of the run directory are the truth. A tracker is a view of them, told about the run from outside; it
 returns nothing and raises nothing.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,16 @@ class Tracker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoTracker:
+class TrackerConfig(ABC):
+    """Base of the `tracker` group: what a tracker is made from."""
+
+    @abstractmethod
+    def create(self) -> Tracker:
+        """Return the tracker of one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTracker(TrackerConfig):
     """Configuration of `tracker=none`."""
 
     def create(self) -> Tracker:

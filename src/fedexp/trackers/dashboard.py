@@ -1,4 +1,4 @@
-"""`python -m fedexp.dashboard ENTITY/PROJECT`: a saved W&B workspace for runs of fedexp (extra `dashboard`).
+"""`fedexp dashboard ENTITY/PROJECT`: a saved W&B workspace for runs of fedexp (extra `dashboard`).
 
 Sections for accuracy, classes, forgetting, local training, time and communication, bar charts of the results, and the
 pictures; runs are grouped by their configuration, so that curves are means over seeds with their standard deviation.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.views import VIEWS, suffix
 from fedexp.trackers.wandb_names import target_name
 
 if TYPE_CHECKING:
@@ -30,17 +31,18 @@ CURVES = {  # section -> the metrics that it draws over rounds
     "time": ("time/round", "time/train", "time/evaluation", "time/samples_per_second"),
     "comm": ("comm/bytes_up", "comm/bytes_down"),
 }
-CLASSES = "class/.*"  # of all classes in one panel; their names are the data set's
+# All classes in one panel, since their names are the data set's; each view of the test set has a section.
+CLASSES = tuple(f"class{suffix(view)}" for view in VIEWS)
 TARGETS = tuple(target_name(f"{part}*best") for part in (0.75, 0.9, 1.0))  # the default `target_fractions`
 RESULTS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", *TARGETS)  # of the run's summary
 PICTURES = ("class_accuracy", "class_accuracy_normalised", "local_round", "curves", "data_distribution", "tasks")
 TABLES = ("table", "rounds_to_target")  # of a sweep
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp dashboard") -> int:
     """Exit code 2 with one message where the package, the account or the server is missing."""
     parser = argparse.ArgumentParser(
-        prog="python -m fedexp.dashboard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("project", metavar="ENTITY/PROJECT", help="where the runs are, such as team/fedexp")
     parser.add_argument("--name", default="fedexp", help="of the workspace (default: fedexp)")
@@ -93,8 +95,8 @@ def sections() -> "list[Section]":
         wr.BarPlot(title=name, metrics=[name], groupby_aggfunc="mean", groupby_rangefunc="stddev") for name in RESULTS
     ]
     drawn = {name: [curve(metric, title=metric) for metric in metrics] for name, metrics in CURVES.items()}
-    drawn["class"] = [curve(title="accuracy of each class", metric_regex=CLASSES)]
-    names = ("test", "class", *(name for name in CURVES if name != "test"))
+    drawn |= {name: [curve(title="accuracy of each class", metric_regex=f"{name}/.*")] for name in CLASSES}
+    names = ("test", *CLASSES, *(name for name in CURVES if name != "test"))
     return [
         Section(name="results", panels=[*bars], is_open=True),
         *(Section(name=name, panels=drawn[name], is_open=name in ("test", "forgetting")) for name in names),
@@ -104,7 +106,7 @@ def sections() -> "list[Section]":
 
 
 def specification(made: "Workspace") -> dict[str, Any]:
-    """What W&B is sent."""
+    """Return the specification that W&B is sent."""
     return made._model.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 

@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: a live display, or plain lines when the output is no terminal; and the result."""
+"""Terminal output of a run: a live display, or plain lines when the output is no terminal; and the result."""
 
 import math
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 50  # of plain output for a run
 RECENT = 20  # rounds whose mean duration predicts the time left
-TASK_ROWS = {  # of a run over a stream of tasks
+TASK_ROWS = {  # of a run in continual learning
     "average accuracy": "average_accuracy",
     "new-task accuracy": "new_task_accuracy",
     "task forgetting": "task_forgetting",
@@ -122,7 +122,7 @@ class Progress(Tracker):
         average = known.get("average_accuracy")
         shown = [
             ("accuracy {:.4f}", known.get("test_accuracy")),
-            # In a stream of tasks the average of the learned ones takes the place of the best: a terminal is 80 wide.
+            # In continual learning the average of the learned ones takes the place of the best: a terminal is 80 wide.
             ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
             ("forgetting {:.3f}", known.get("forgetting")),
             ("loss {:.3g}", known.get("train_loss", known.get("test_loss"))),

@@ -1,4 +1,4 @@
-"""What things are called in W&B: the prefix of a metric is its section there. The tidy files keep their own names."""
+"""Names in W&B: the prefix of a metric is its section there. The tidy files keep their own names."""
 
 import re
 from collections.abc import Mapping

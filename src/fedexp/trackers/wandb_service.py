@@ -1,4 +1,4 @@
-"""How wandb's library and its background process (wandb-core) are kept in bounds: time, environment, life."""
+"""Bounds of wandb's library and its background process (wandb-core): time, environment, life."""
 
 import contextlib
 import netrc

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import require, require_choice
 from fedexp.core.views import PLAIN
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, display_path
 from fedexp.trackers.wandb_names import class_metric, define_metrics, flat_summary, metric_name
 from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
 
@@ -35,7 +35,7 @@ LEAST_INTERVAL = 10  # rounds between images where they are a part of all rounds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wandb:
+class Wandb(TrackerConfig):
     """Configuration of `tracker=wandb`."""
 
     project: str

@@ -1,4 +1,4 @@
-"""Whether a checkpoint, whose form is right, belongs to the model and the run that would go on from it."""
+"""A check whether a checkpoint, whose form is right, belongs to the model and the run that would resume from it."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -17,7 +17,8 @@ from fedexp.training.experiment import Experiment
 
 
 def fits_run(directory: Path, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
-    """A check for `checkpoint.load`: raises ConfigError for a state, of the right form, that is not of this run."""
+    """Return a check for `checkpoint.load`: it raises ConfigError for a state, of the right form, that is not of this
+    run."""
     start = experiment.initial_state()
     stage = experiment.stages[0].federation
     example = experiment.algorithm.client_init(experiment.initial, stage)
@@ -41,7 +42,7 @@ def fits_run(directory: Path, experiment: Experiment) -> Callable[[Mapping[str, 
 
 
 class Unfit(Exception):
-    """What of a state is not of this run."""
+    """Error: a part of a state is not of this run."""
 
 
 def demand(condition: bool, what: str) -> None:
@@ -60,7 +61,7 @@ def check_numbers(state: Mapping[str, Any], experiment: Experiment) -> None:
 
 
 def check_tested(found: Mapping[str, Any], number: int, experiment: Experiment) -> None:
-    """number: the round after which the state was saved."""
+    """Check the tests of a state. number: the round after which the state was saved."""
     tested = [each for each, _ in found["accuracy"]]
     demand(bool(tested) and tested[0] == 0 and tested[-1] <= number, "the rounds of accuracy")
     demand(all(a < b for a, b in itertools.pairwise(tested)), "the rounds of accuracy")
@@ -70,7 +71,7 @@ def check_tested(found: Mapping[str, Any], number: int, experiment: Experiment) 
 
 
 def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor]) -> None:
-    """start: the history of a run that has just begun."""
+    """Check a history. start: the history of a run that has just begun."""
     found = tested["history"]
     for name in ARRAYS:
         demand(found[name].dtype == start[name].dtype, f"type of history.{name}")
@@ -88,7 +89,8 @@ def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor]) 
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
-    """Names, shapes and types of what a run begins with must be in what it goes on from; methods may add to it."""
+    """Check that names, shapes and types of what a run begins with are in what it resumes from; methods may add to
+    it."""
     if isinstance(expected, dict):
         demand(isinstance(found, dict), name)
         named = name.endswith((".params", ".buffers"))  # of the model, all of whose names are known

@@ -1,4 +1,4 @@
-"""What server and clients do together: sample, send, train, send back, aggregate.
+"""Exchanges of server and clients: sample, send, train, send back, aggregate.
 
 `exchange` and `role` are algorithms too: almost always the run's own. A method with several exchanges a round, or with
 clients of several kinds, says by the hooks `exchanges` and `roles` whose other hooks count in which of them.
@@ -30,7 +30,7 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Everything since the last lap belongs to this phase."""
+        """Count everything since the last lap as this phase."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
@@ -38,7 +38,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class CohortResult:
-    """What came back from a cohort."""
+    """Results that came back from a cohort."""
 
     cohort: Cohort
     trained: Trained
@@ -58,7 +58,7 @@ def run_exchange(
     clock: Clock,
     evaluate_local: bool = False,
 ) -> CohortResult:
-    """Sends, and trains the clients. kept: client -> its state, of those that have taken part before."""
+    """Send, and train the clients. kept: client -> its state, of those that have taken part before."""
     cohort = assemble(experiment, exchange, server, kept, number, clients)
     clock.lap("sampling")
     sent = broadcast(exchange, server)
@@ -71,7 +71,7 @@ def run_exchange(
 
 
 def aggregate(exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
-    """The server's state after aggregation."""
+    """Return the server's state after aggregation."""
     new = exchange.aggregate(server, answers.trained.messages, answers.round)
     if exchange.trains_model:
         return new | {"buffers": tree.average_buffers(answers.trained.buffers, answers.round.weights)}
@@ -81,7 +81,8 @@ def aggregate(exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
 def aggregate_all(
     experiment: Experiment, exchange: FedAvg, server: Tree, kept: Mapping[int, Tree], number: int, clock: Clock
 ) -> tuple[Tree, list[CohortResult]]:
-    """An exchange with all clients, as many at a time as a cohort has: the server's state, and what came back.
+    """Run an exchange with all clients, as many at a time as a cohort has; return the server's state, and what came
+    back.
 
     The messages of each group are averaged at once, so that `aggregate` sees one message with one weight per group: all
     that a weighted mean needs, at the memory of a cohort.
@@ -100,7 +101,7 @@ def aggregate_all(
 
 
 def not_finite(done: Sequence[CohortResult]) -> list[int]:
-    """The clients whose loss, message or running statistics hold NaN or Inf."""
+    """Return the clients whose loss, message or running statistics hold NaN or Inf."""
     found: set[int] = set()
     for answers in done:
         whole = torch.isfinite(torch.tensor(answers.losses))
@@ -113,7 +114,7 @@ def not_finite(done: Sequence[CohortResult]) -> list[int]:
 
 
 def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
-    """Trains a cohort, those with one role together."""
+    """Train a cohort, those with one role together."""
     bench, engine, lr = experiment.bench, experiment.engine, experiment.lr_at(cohort.round)
     positions: dict[FedAvg, list[int]] = {}
     for position, role in enumerate(cohort.roles):
@@ -127,7 +128,7 @@ def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bo
 
 
 def sample(experiment: Experiment, number: int) -> list[int]:
-    """The clients of a round, uniformly without replacement, or those of the file `cohorts.path`; ascending."""
+    """Return the clients of a round, uniformly without replacement, or those of the file `cohorts.path`; ascending."""
     if experiment.cohorts is not None:
         return experiment.cohorts[number]
     total, size = experiment.stages[0].federation.num_clients, experiment.settings.cohort_size
@@ -143,7 +144,7 @@ def assemble(
     number: int,
     clients: Sequence[int],
 ) -> Cohort:
-    """Decides who does what, and prepares the work of each client."""
+    """Decide who does what, and prepare the work of each client."""
     seed, bench, info = experiment.seeds.training, experiment.bench, experiment.stage_of(number).federation
     roles = exchange.roles(info, clients, stream(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
@@ -165,7 +166,7 @@ def assemble(
 def schedule_of(
     experiment: Experiment, role: FedAvg, number: int, client: int, epochs: int | None = None, again: str = ""
 ) -> Schedule:
-    """What a client trains on in a round: in `epochs` passes, None: as many as its role has."""
+    """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role has."""
     bench, info = experiment.bench, experiment.stage_of(number).federation
     return make_schedule(
         part=role.training_part(info, client),
@@ -181,7 +182,7 @@ def schedule_of(
 
 
 def plan_after(experiment: Experiment, role: FedAvg, number: int, client: int) -> Tree:
-    """The batches of FedAvg.after as a part of a client's plan."""
+    """Return the batches of RoundStructure.after as a part of a client's plan."""
     steps = role.after(experiment.stage_of(number).federation, experiment.bench.local)
     if not steps:
         return {}
@@ -190,12 +191,12 @@ def plan_after(experiment: Experiment, role: FedAvg, number: int, client: int) -
 
 
 def broadcast(exchange: FedAvg, server: Tree) -> Tree:
-    """What every client of the next exchange receives, with the running statistics of the model in it."""
+    """Return what every client of the next exchange receives, with the running statistics of the model in it."""
     return {"buffers": server["buffers"]} | exchange.broadcast(server)
 
 
 def describe(experiment: Experiment, server: Tree, cohort: Cohort, trained: Trained) -> ServerRound:
-    """The round as the server's hooks see it. `server` is its state before the exchange."""
+    """Return the round as the server's hooks see it. `server` is its state before the exchange."""
     stage = experiment.stage_of(cohort.round)
     return ServerRound(
         info=stage.federation,
@@ -212,5 +213,5 @@ def describe(experiment: Experiment, server: Tree, cohort: Cohort, trained: Trai
 
 
 def client_weights(info: Federation, clients: Sequence[int], bench: ClientRuntime) -> torch.Tensor:
-    """[|S|]: numbers of training examples, or ones with weighting=uniform."""
+    """Return the weights [|S|]: numbers of training examples, or ones with weighting=uniform."""
     return torch.as_tensor(info.weights[list(clients)], dtype=bench.dtype, device=bench.device)

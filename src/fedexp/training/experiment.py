@@ -1,4 +1,4 @@
-"""What a run is made of (`Experiment`) and what changes from round to round (`State`, all that a checkpoint holds)."""
+"""The parts of a run (`Experiment`) and what changes from round to round (`State`, all that a checkpoint holds)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ NOT_OF_THE_STATE = ("format", "lengths", "checksums", "views", "history", "accur
 
 @dataclass(frozen=True)
 class Stage:
-    """What belongs to one task; without a scenario there is one, for the whole run."""
+    """The part of a run that belongs to one task; without a scenario there is one, for the whole run."""
 
     partition: Partition
     federation: Federation
@@ -56,27 +56,27 @@ class Experiment:
 
     @property
     def rounds(self) -> int:
-        """Of all tasks."""
+        """Return the total number of rounds, of all tasks together."""
         return self.rounds_per_task * len(self.stages)
 
     @property
     def has_tasks(self) -> bool:
-        """Whether this is a scenario of tasks, if only of one."""
+        """Return whether this is a scenario of tasks, if only of one."""
         return self.bench.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
-        """The task that is trained in round 1, 2, ...; after the last round it would be the last task."""
+        """Return the stage of the task trained in round 1, 2, ...; after the last round, that of the last task."""
         return self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
 
     def within_task(self, round: int) -> int:
-        """The round counted from the beginning of its task: 1, 2, ..."""
+        """Return the round counted from the beginning of its task: 1, 2, ..."""
         return (round - 1) % self.rounds_per_task + 1
 
     def ends_task(self, round: int) -> bool:
         return round % self.rounds_per_task == 0
 
     def lr_at(self, round: int) -> float:
-        """Its decay begins anew with every task."""
+        """Return the learning rate of a round; its decay begins anew with every task."""
         return self.bench.local.lr_at(self.within_task(round))
 
     def initial_state(self) -> "State":
@@ -90,7 +90,7 @@ class Experiment:
 
 @dataclass
 class Tested:
-    """What the tests of a run so far have found in one view of the test set."""
+    """Findings of the tests of a run so far in one view of the test set."""
 
     history: History
     accuracy: list[tuple[int, float]] = field(default_factory=list)  # (round, test accuracy) of evaluated rounds
@@ -123,17 +123,17 @@ class State:
 
     @property
     def history(self) -> History:
-        """Of the plain view."""
+        """Return the history of the plain view."""
         return self.tested[PLAIN].history
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
-        """Of the plain view."""
+        """Return the accuracy in the plain view."""
         return self.tested[PLAIN].accuracy
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
-        """Tensors, numbers and strings only, so that it loads with weights_only=True. versions: of the client states,
-        which have files of their own."""
+        """Return the state as tensors, numbers and strings only, so that it loads with weights_only=True. versions: of
+        the client states, which have files of their own."""
         names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id", "spans")
         views = {view: tested.to_tree() for view, tested in self.tested.items()}
         return {name: getattr(self, name) for name in names} | {
@@ -147,7 +147,7 @@ class State:
 
     @classmethod
     def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
-        """directory: of the run, where the client states are."""
+        """Rebuild the state. directory: of the run, where the client states are."""
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
         values: dict[str, Any] = {k: v for k, v in saved.items() if k not in NOT_OF_THE_STATE}

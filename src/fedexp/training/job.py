@@ -18,7 +18,6 @@ from fedexp.config.overrides import key_of, read_overrides
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree, yaml_files
 from fedexp.core.errors import ConfigError
-from fedexp.engine.hardware import Resolved
 from fedexp.metrics.history import task_partition
 from fedexp.rundir import checkpoint, csv_files, elsewhere, files, origin
 from fedexp.rundir.client_states import choose_place
@@ -31,6 +30,7 @@ from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.deadline import Deadline
 from fedexp.training.experiment import Experiment, Stage, State
 from fedexp.training.memory import peak_memory
 from fedexp.training.place import Place
@@ -38,14 +38,15 @@ from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import begin_span, environment
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import data_of, draw_missing, result_files, write_results
-from fedexp.training.rounds import run
+from fedexp.training.rounds import run_rounds
 
 log = logging.getLogger("fedexp")
+NEW_LEVELS = 3  # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line knows of a job."""
+    """Facts that the command line knows about a job."""
 
     config: DictConfig
     directory: Path
@@ -53,10 +54,11 @@ class Job:
     choices: Mapping[str, str]  # group -> option
     sweep: str | None  # name of the sweep this job belongs to
     place: Place = field(default_factory=Place)
+    deadline: Deadline = field(default_factory=Deadline)
 
 
-def execute(job: Job) -> dict[str, Any]:
-    """Runs a job to its end and returns its summary. User errors raise ConfigError and leave nothing behind."""
+def train_run(job: Job) -> dict[str, Any]:
+    """Train a run to its end and return its summary. User errors raise ConfigError and leave nothing behind."""
     job = at_its_place(job)
     built = build(job.config)
     container = resolve(job.config) | {"choices": dict(job.choices)}
@@ -67,31 +69,35 @@ def execute(job: Job) -> dict[str, Any]:
             make_directory(job.directory)
             held.enter_context(occupied(job.directory))
         goes_on, summary = find_start(job, built, container)
+        if summary is None and job.sweep is not None and not goes_on:
+            summary = find_elsewhere(job, container)
         if summary is not None:
             return summary
-        if (
-            job.sweep is not None
-            and not goes_on
-            and (other := elsewhere.complete(job.directory, container)) is not None
-        ):
-            elsewhere.note(job.directory, other, job.overrides)
-            log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
-            return finished_summary(other) or {}
         if job.sweep is not None:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
+        job.deadline.check_start()  # the job may have waited for a GPU
         prepared = prepare(built, job.place.cores)
         make_directory(job.directory)
         if not ours:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
-        check = fits_run(job.directory, prepared.experiment)
-        saved = checkpoint.load(job.directory, check) if goes_on else None
-        return start(job, built, container, prepared, saved)
+        experiment = prepared.experiment
+        saved = checkpoint.load(job.directory, fits_run(job.directory, experiment)) if goes_on else None
+        state = first_state(job, prepared, saved)
+        clear_failed_attempt(job.directory)
+        held.enter_context(run_log(job.directory))
+        note_beginning(job, built, container, prepared, state, saved)
+        info = run_info(job, container, experiment, state)
+        recorder, trackers = held.enter_context(recording(job, built, experiment, state, info, saved))
+        run_rounds(experiment, state, recorder, job.deadline)
+        summary = summarise(job, built, container, prepared, state, recorder)
+        finish_run(job, built, state, summary, trackers, info)
+        return summary
 
 
 def at_its_place(job: Job) -> Job:
-    """A job that is resumed, with relative paths of data as it was started with them."""
+    """Return a job that is resumed, with relative paths of data as it was started with them."""
     stored = job.directory / ".hydra" / "overrides.yaml"
     if job.sweep is not None or job.config.get("resume") is None or not stored.exists():
         return job
@@ -102,18 +108,18 @@ def at_its_place(job: Job) -> Job:
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """While the block runs, a GPU that few other jobs of this machine use is ours, where there are some."""
-    hardware = built.groups["hardware"]
+    """Hold a GPU that few other jobs of this machine use while the block runs, where there are some."""
+    hardware = built.hardware
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:
         yield built
         return
     with gpus.one_gpu(names, hardware.jobs_per_gpu) as number:
-        yield replace(built, groups={**built.groups, "hardware": replace(hardware, device=f"cuda:{number}")})
+        yield replace(built, hardware=replace(hardware, device=f"cuda:{number}"))
 
 
 def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bool, dict[str, Any] | None]:
-    """(whether there is something to go on from, the summary of a run that is over or None)."""
+    """Return (whether there is something to resume from, the summary of a run that is over or None)."""
     resumed = built.settings.resume is not None
     if job.sweep is None and not resumed:
         check_new(job.directory)
@@ -121,7 +127,7 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     if not resumed:
         begin_again_where_damaged(job.directory, job.overrides)
     if not resumed and not checkpoint.exists(job.directory):
-        return False, None  # a job of a sweep that is new, or that ended before it had anything to go on from
+        return False, None  # a job of a sweep that is new, or that ended before it had anything to resume from
     check_resume(job.directory, container)
     summary = finished_summary(job.directory)
     if summary is None:
@@ -134,48 +140,63 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     return False, summary
 
 
-def start(
-    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, saved: checkpoint.Saved | None
-) -> dict[str, Any]:
-    """Runs the rounds that are left, in a directory that is ours."""
-    experiment, hardware = prepared.experiment, prepared.hardware
-    going_on = None if saved is None else saved.state
-    if going_on is None:
-        state = experiment.initial_state()
+def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the summary of the same run where another sweep has made it, which is noted; None where none has."""
+    other = elsewhere.complete(job.directory, container)
+    if other is None:
+        return None
+    elsewhere.note(job.directory, other, job.overrides)
+    log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
+    return finished_summary(other) or {}
+
+
+def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) -> State:
+    """Return the state that the rounds begin from: a saved one, if the run and its data are still the same, or new."""
+    experiment = prepared.experiment
+    if saved is None or saved.state is None:
+        return experiment.initial_state()
+    state = State.from_tree(saved.state, prepared.hardware.device, job.directory)
+    origin.check_data(job.directory, experiment.bench.data)
+    check_partition(job.directory, experiment)
+    check_begun(job.directory, experiment.cohorts, state.round)
+    return state
+
+
+def clear_failed_attempt(directory: Path) -> None:
+    """Remove what an attempt that failed has left."""
+    with storage.storing(directory):
+        remove_attempt(directory)
+        files.remove_temporaries(directory)
+
+
+def note_beginning(
+    job: Job,
+    built: Built,
+    container: dict[str, Any],
+    prepared: Prepared,
+    state: State,
+    saved: checkpoint.Saved | None,
+) -> None:
+    """Note in the directory and in its log what is run, with what, from where on."""
+    experiment = prepared.experiment
+    for sentence in foreign(container):
+        log.warning("%s", sentence)
+    log.info("hardware: %s", prepared.hardware.sentence())
+    begin_span(state, prepared.hardware)
+    place_states(experiment, state)
+    if saved is None or saved.state is None:
+        say_that_it_begins_anew(job.directory, saved, built)
+        write_inputs(job, container, experiment)
     else:
-        state = State.from_tree(going_on, hardware.device, job.directory)
-        origin.check_data(job.directory, experiment.bench.data)
-        check_partition(job.directory, experiment)
-        check_begun(job.directory, experiment.cohorts, state.round)
-    with storage.storing(job.directory):
-        remove_attempt(job.directory)
-        files.remove_temporaries(job.directory)
-    handler = log_to(job.directory / "run.log")
-    try:
-        for sentence in foreign(container):
-            log.warning("%s", sentence)
-        log.info("hardware: %s", hardware.sentence())
-        begin_span(state, hardware)
-        place_states(experiment, state)
-        if going_on is None:
-            say_that_it_begins_anew(job.directory, saved, built)
-            write_inputs(job, container, experiment)
-        else:
-            assert saved is not None
-            say_where_it_goes_on(job.directory, going_on["round"], saved.problem)
-            if saved.problem is not None:
-                checkpoint.set_aside(job.directory)
-        origin.note(job.directory, container, experiment.bench.data)
-        return conduct(job, built, container, experiment, hardware, state, going_on)
-    finally:
-        if console.problem is not None:  # there, and not on the console
-            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
-        log.removeHandler(handler)
-        handler.close()
+        say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
+        if saved.problem is not None:
+            checkpoint.set_aside(job.directory)
+    origin.note(job.directory, container, experiment.bench.data)
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
-    """A damaged table cannot be made again from a state: it is kept, out of the way."""
+    """Say that the run begins anew: a damaged table cannot be made again from a state, so it is kept, out of the
+    way."""
     if saved is not None:
         checkpoint.set_tables_aside(directory)
         log.warning("%s; the run begins again, and what was there is kept in %s", saved.problem, directory / "damaged")
@@ -184,7 +205,7 @@ def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, bui
 
 
 def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> None:
-    """With what is lost: rounds that are in the tidy files and in no state that could be gone on from."""
+    """Say where the run resumes, and what is lost: rounds that are in the tidy files and in no state to resume from."""
     last = csv_files.last_round(directory)
     lost = ""
     if last is not None and last > after:
@@ -196,7 +217,7 @@ def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> No
 
 
 def place_states(experiment: Experiment, state: State) -> None:
-    """Decides where client states are kept, and says how much they are."""
+    """Decide where client states are kept, and say how large they are."""
     federation = experiment.stages[0].federation
     example = experiment.algorithm.client_init(experiment.initial, federation)
     if each := tree.num_bytes(example):
@@ -205,43 +226,20 @@ def place_states(experiment: Experiment, state: State) -> None:
         log.info("%s", sentence)
 
 
-def conduct(
-    job: Job,
-    built: Built,
-    container: dict[str, Any],
-    experiment: Experiment,
-    hardware: Resolved,
-    state: State,
-    going_on: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Runs the rounds with everything that watches them, and closes all of it whatever happens."""
-    tracker: Tracker = built.groups["tracker"].create()
+@contextmanager
+def recording(
+    job: Job, built: Built, experiment: Experiment, state: State, info: RunInfo, saved: checkpoint.Saved | None
+) -> Iterator[tuple[Recorder, list[Tracker]]]:
+    """While the block runs, its rounds are recorded and tracked; closes all of it whatever happens."""
+    tracker: Tracker = built.tracker.create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
+    going_on = None if saved is None else saved.state
     recorder = Recorder(job.directory, experiment, trackers, None if going_on is None else going_on["lengths"])
     try:
-        info = run_info(job, container, experiment, state)
         for watching in trackers:
             watching.start(info)
         state.wandb_id = tracker.run_id
-        run(experiment, state, recorder)
-        summary = (
-            {"status": state.status}
-            | identity(job, built)
-            | origin.fingerprint_of(job.directory)
-            | recorder.summary(state)
-            | environment(container, hardware, state)
-        )
-        if "hint" in summary:
-            log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
-        summary |= {"data": data_of(experiment), "peak_memory": peak_memory(hardware.device)}
-        pictures = write_results(job.directory, state, summary, built.settings.figures)
-        for watching in trackers:
-            watching.finish(summary, pictures, final_tables(job.directory))
-        if job.place.alone:
-            result_table(summary, result_files(job.directory, pictures))
-        else:
-            result_line(info.name, summary, job.directory)
-        return summary
+        yield recorder, trackers
     except BaseException:
         for watching in trackers:
             watching.abort()
@@ -249,6 +247,35 @@ def conduct(
     finally:
         recorder.close()
         experiment.engine.close()
+
+
+def summarise(
+    job: Job, built: Built, container: dict[str, Any], prepared: Prepared, state: State, recorder: Recorder
+) -> dict[str, Any]:
+    """Return what summary.json holds."""
+    summary = (
+        {"status": state.status}
+        | identity(job, built)
+        | origin.fingerprint_of(job.directory)
+        | recorder.summary(state)
+        | environment(container, prepared.hardware, state)
+    )
+    if "hint" in summary:
+        log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
+    return summary | {"data": data_of(prepared.experiment), "peak_memory": peak_memory(prepared.hardware.device)}
+
+
+def finish_run(
+    job: Job, built: Built, state: State, summary: dict[str, Any], trackers: Sequence[Tracker], info: RunInfo
+) -> None:
+    """Write the results of the last round, hand them to the trackers and print them."""
+    pictures = write_results(job.directory, state, summary, built.settings.figures)
+    for watching in trackers:
+        watching.finish(summary, pictures, final_tables(job.directory))
+    if job.place.alone:
+        result_table(summary, result_files(job.directory, pictures))
+    else:
+        result_line(info.name, summary, job.directory)
 
 
 def check_new(directory: Path) -> None:
@@ -259,7 +286,7 @@ def check_new(directory: Path) -> None:
 
 
 def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
-    """Makes sure that the run there was begun with this configuration."""
+    """Make sure that the run there was begun with this configuration."""
     if differing := origin.differences(directory, read_config(directory), container):
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
 
@@ -278,7 +305,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_partition(directory: Path, experiment: Experiment) -> None:
-    """The data must still give the partitions that the run began with."""
+    """Raise ConfigError unless the data still give the partitions that the run began with."""
     from fedexp.data.partition import Partition
 
     for name, stage in partition_files(experiment).items():
@@ -287,7 +314,7 @@ def check_partition(directory: Path, experiment: Experiment) -> None:
 
 
 def partition_files(experiment: Experiment) -> dict[str, Stage]:
-    """File name -> the task whose partition it holds."""
+    """Return file name -> the task whose partition it holds."""
     names = [files.PARTITION, *(task_partition(number) for number in range(2, len(experiment.stages) + 1))]
     return dict(zip(names, experiment.stages, strict=True))
 
@@ -296,6 +323,8 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".hydra").mkdir(exist_ok=True)
+        storage.sync(directory)
+        storage.sync_above(directory, NEW_LEVELS)
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
 
@@ -304,23 +333,32 @@ class RunLog(logging.FileHandler):
     """run.log, which a full disk cuts short: the console has its lines too, and files that matter say it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Not a traceback for every line."""
+        """Print no traceback for every line."""
 
     def close(self) -> None:
         with suppress(OSError):
             super().close()
 
 
-def log_to(path: Path) -> logging.Handler:
+@contextmanager
+def run_log(directory: Path) -> Iterator[None]:
+    """While the block runs, run.log takes what is logged."""
+    path = directory / "run.log"
     with storage.storing(path):
         handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
-    return handler
+    try:
+        yield
+    finally:
+        if console.problem is not None:  # there, and not on the console
+            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
+        log.removeHandler(handler)
+        handler.close()
 
 
 def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
-    """What the run was asked to do and which data each client has."""
+    """Write what the run was asked to do and which data each client has."""
     text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
     storage.write_atomically(job.directory / files.CONFIG, text)
     overrides = yaml.safe_dump(list(job.overrides), allow_unicode=True).encode()
@@ -347,7 +385,8 @@ def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state:
 
 
 def sweep_of(job: Job) -> str | None:
-    """The name of the sweep that the job belongs to, also where it is resumed alone: Hydra has left its file above."""
+    """Return the name of the sweep that the job belongs to, also where it is resumed alone: Hydra has left its file
+    above."""
     above = (path for path in list(job.directory.absolute().parents)[:2] if (path / "multirun.yaml").is_file())
     return job.sweep or next((path.name for path in above), None)
 

@@ -1,4 +1,4 @@
-"""How much memory a run has taken at its peak."""
+"""Peak memory of a run."""
 
 import resource
 import sys
@@ -10,8 +10,9 @@ PROCESSES = Path("/proc")
 
 
 def peak_memory(device: torch.device) -> dict[str, int | None]:
-    """Bytes: `host` is the sum of the peaks of this process and its children, so at most this much was in use at once
-    (pages that they share count for each); `device` what torch has held on a GPU, None on a CPU.
+    """Return the peak memory in bytes: `host` is the sum of the peaks of this process and its children, so at most this
+    much was in use at once (pages that they share count for each); `device` what torch has held on a GPU, None on a
+    CPU.
 
     A process that runs several jobs has the peak of all of them.
     """
@@ -20,7 +21,7 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
 
 
 def family() -> list[Path]:
-    """The processes of this run: /proc/self and its children; none where the system does not tell."""
+    """Return the processes of this run: /proc/self and its children; none where the system does not tell."""
     try:
         texts = [path.read_text() for path in (PROCESSES / "self" / "task").glob("*/children")]
     except OSError:
@@ -29,7 +30,7 @@ def family() -> list[Path]:
 
 
 def peak_of(process: Path) -> int:
-    """The peak of a process's resident memory (VmHWM); 0 where it is gone or not told."""
+    """Return the peak of a process's resident memory (VmHWM); 0 where it is gone or not told."""
     try:
         lines = (process / "status").read_text().splitlines()
     except OSError:
@@ -38,6 +39,6 @@ def peak_of(process: Path) -> int:
 
 
 def own_peak() -> int:
-    """Of this process alone, on systems without /proc."""
+    """Return the peak memory of this process alone, on systems without /proc."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -14,8 +14,8 @@ from fedexp.metrics import neurons
 
 @torch.no_grad()
 def class_means(bench: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
-    """Mean activation on the test examples of each class, float64 [C, d] for each fully connected hidden layer; nan for
-    a class that the test set lacks. model: `params` and `buffers`."""
+    """Return the mean activation on the test examples of each class, float64 [C, d] for each fully connected hidden
+    layer; nan for a class that the test set lacks. model: `params` and `buffers`."""
     labels, classes = bench.data.y_test, bench.data.num_classes
     bench.net.set_buffers(model["buffers"])
     sums: list[torch.Tensor] = []
@@ -35,8 +35,8 @@ def measure(
     after: Mapping[str, Params],
     local: Sequence[Mapping[str, Params]],
 ) -> list[dict[str, Any]]:
-    """For each hidden layer, the first first: `local`, the alignment of the distributed global model with the local
-    models, mean and (population) `local_std` over these, None without any; `aggregated`, that with the new global
+    """Return, for each hidden layer in order: `local`, the alignment of the distributed global model with the
+    local models, mean and (population) `local_std` over these, None without any; `aggregated`, that with the new global
     model; `neurons`, and how many of them are `dead` in the distributed model."""
     start, end = class_means(bench, before), class_means(bench, after)
     trained = [class_means(bench, model) for model in local]
@@ -57,8 +57,8 @@ def measure(
 
 
 def local_models(messages: Tree, buffers: Tree, count: int) -> list[dict[str, Params]]:
-    """The trained models among the messages of an exchange, leaves [count, ...]; none where clients send no whole
-    model."""
+    """Return the trained models among the messages of an exchange, leaves [count, ...]; none where clients send no
+    whole model."""
     if "params" not in messages:
         return []
     return [{"params": tree.row(messages["params"], i), "buffers": tree.row(buffers, i)} for i in range(count)]

@@ -1,11 +1,11 @@
-"""Where a launcher has put a job."""
+"""The place of a job: where a launcher has put it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a job knows of where its launcher has put it."""
+    """Facts that a job knows about where its launcher has put it."""
 
     cores: int | None = None  # that it may use; None: all that its process may
     finds_gpu: bool = False  # no scheduler has given it one: the jobs of this machine share them out (see gpus.py)

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.views import AUGMENTED
 from fedexp.data.partition import IID, Partition, make_partition
 from fedexp.data.surrogate import Shards
-from fedexp.data.types import Data, Task
+from fedexp.data.types import Data, DataSource, Draws, Task
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import FunctionalNetwork, seeded_torch, trainable
@@ -40,21 +39,20 @@ class Prepared:
 
 
 def prepare(built: Built, share: int | None = None) -> Prepared:
-    """Loads and assembles everything; raises ConfigError where data and settings do not fit together.
+    """Load and assemble everything; raise ConfigError where data and settings do not fit together.
 
     share: cores that the run may use; None: all of them.
     """
     built = in_one_place(built)
-    settings, groups = built.settings, built.groups
-    model, algorithm = groups["model"], groups["algorithm"]
-    metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), groups["forgetting_metric"]))
+    settings, model, algorithm = built.settings, built.model, built.algorithm
+    metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), built.forgetting_metric))
     check(built, metrics)
-    hardware = groups["hardware"].resolve(model.vectorises, settings.cohort_size, share)
+    hardware = built.hardware.resolve(model.vectorises, settings.cohort_size, share)
     if settings.profile:
         hardware = hardware.in_one_process()
     hardware.apply()
     data, divided = divide(built)
-    rounds = groups["scenario"].rounds_per_task * len(divided)
+    rounds = built.scenario.rounds_per_task * len(divided)
     cohorts = built.cohorts.read(rounds, settings.num_clients, settings.cohort_size)
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
@@ -69,7 +67,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     bench = ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
-        augmentation=augmentation_of(groups["dataset"], settings.augment),
+        augmentation=augmentation_of(built.dataset, settings.augment),
         # Batches are padded to their size; more than there are examples is all of them.
         local=replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train))),
         dtype=hardware.dtype,
@@ -83,7 +81,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         seeds=built.seeds,
         algorithm=algorithm,
         stages=tuple(part.stage(bench, engine) for part in divided),
-        rounds_per_task=groups["scenario"].rounds_per_task,
+        rounds_per_task=built.scenario.rounds_per_task,
         bench=bench,
         engine=engine,
         metrics=metrics,
@@ -99,28 +97,30 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
 
 
 def in_one_place(built: Built) -> Built:
-    """With `algorithm.paradigm=centralized`: one client, which holds all training data."""
-    if built.groups["algorithm"].paradigm != "centralized":
+    """Return the configuration with one client, which holds all training data, where
+    `algorithm.paradigm=centralized`."""
+    if built.algorithm.paradigm != "centralized":
         return built
     if built.cohorts.path is not None:
         raise ConfigError(f"cohorts.path={built.cohorts.path}: algorithm.paradigm=centralized has one client")
     log.info("algorithm.paradigm=centralized: one client holds all training data; partition and participation are idle")
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
-    return replace(built, settings=settings, surrogate=surrogate, groups={**built.groups, "partition": IID()})
+    return replace(built, settings=settings, surrogate=surrogate, partition=IID())
 
 
 def check(built: Built, metrics: Metrics) -> None:
-    """What does not fit together whatever the data are, before they are loaded or even downloaded."""
-    interval, algorithm = built.settings.eval_interval, built.groups["algorithm"]
+    """Raise ConfigError for what does not fit together whatever the data are, before they are loaded or even
+    downloaded."""
+    interval, algorithm = built.settings.eval_interval, built.algorithm
     if metrics.needs_local and interval != 1:
         raise ConfigError(
             f"eval_interval={interval}: must be 1 with a forgetting_metric that evaluates local models, "
             "since it compares them with the global model of the round before"
         )
-    if metrics.needs_neurons and not getattr(built.groups["model"], "has_neurons", False):
+    if metrics.needs_neurons and not built.model.has_neurons:
         raise ConfigError(
-            f"forgetting_metric=alignment: {type(built.groups['model']).__name__} has no fully connected hidden layers "
+            f"forgetting_metric=alignment: {type(built.model).__name__} has no fully connected hidden layers "
             "whose neurons could be compared; model=cnn and model=cnn_3fc have"
         )
     if built.local.optimizer not in algorithm.optimizers:
@@ -138,8 +138,8 @@ def check(built: Built, metrics: Metrics) -> None:
 
 
 def check_views(built: Built) -> None:
-    """The augmented view needs a random transform of the training images."""
-    dataset, settings = built.groups["dataset"], built.settings
+    """Raise ConfigError where the augmented view lacks a random transform of the training images."""
+    dataset, settings = built.dataset, built.settings
     if AUGMENTED not in settings.test_views:
         return
     if dataset.kind != "images":
@@ -154,9 +154,8 @@ def check_views(built: Built) -> None:
 
 
 def check_task(built: Built) -> None:
-    """What does not fit together of data set, model, scenario and algorithm."""
-    groups = built.groups
-    algorithm, model, dataset, scenario = (groups[k] for k in ("algorithm", "model", "dataset", "scenario"))
+    """Raise ConfigError for what does not fit together of data set, model, scenario and algorithm."""
+    algorithm, model, dataset, scenario = built.algorithm, built.model, built.dataset, built.scenario
     name = type(algorithm).__name__
     require_choice("algorithm.paradigm", algorithm.paradigm, ("federated", "centralized"))
     if scenario.name not in algorithm.scenarios:
@@ -174,12 +173,12 @@ def check_task(built: Built) -> None:
             f"{name} needs unlabelled examples: surrogate.dataset=<data set>, such as caltech256 or weibo, or "
             "surrogate.fraction=0.1, which withholds a part of the training data (neither is set now)"
         )
-    if scenario.name != "none" and groups["partition"].numbers_all:
+    if scenario.name != "none" and built.partition.numbers_all:
         raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raises ConfigError where parameters with requires_grad=False leave nothing to train, or not what the algorithm
+    """Raise ConfigError where parameters with requires_grad=False leave nothing to train, or not what the algorithm
     is about; says how many there are."""
     every, trained = dict(module.named_parameters()), trainable(module)
     frozen = [name for name in every if name not in trained]
@@ -196,8 +195,8 @@ def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
 
 
 def without_batches(algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining) -> dict[str, int]:
-    """Of a model whose batch norm needs batches of two examples: how many clients have none in a task and never train
-    in it, and how many examples each pass leaves out; empty where there are none.
+    """Count, for a model whose batch norm needs batches of two examples, how many clients have none in a task and never
+    train in it, and how many examples each pass leaves out; empty where there are none.
 
     Raises ConfigError where nobody could train.
     """
@@ -227,7 +226,7 @@ def without_batches(algorithm: FedAvg, tasks: Sequence[Federation], local: Local
 
 @dataclass(frozen=True)
 class Division:
-    """One task: who holds which examples."""
+    """The division of the examples of one task: which client holds which."""
 
     partition: Partition
     federation: Federation
@@ -242,9 +241,9 @@ class Division:
 
 
 def divide(built: Built) -> tuple[Data, list[Division]]:
-    """Loads the data; decides who holds which training examples: the server first, then the clients."""
-    seed, groups = built.seeds.partition, built.groups
-    stream_ = groups["scenario"].stream(groups["dataset"], stream(seed, "tasks"))
+    """Load the data; decide who holds which training examples: the server first, then the clients."""
+    seed = built.seeds.partition
+    stream_ = built.scenario.stream(built.dataset, stream(seed, "tasks"))
     data, tasks, unlabelled = built.surrogate.attach(stream_.data, stream_.tasks, stream(seed, "surrogate split"))
     shards = Shards((), unlabelled)
     if len(unlabelled):
@@ -272,9 +271,9 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
 
 
 def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
-    """Who holds which examples of a task. The partitioner sees its examples alone, and its classes numbered anew."""
+    """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew."""
     seed, settings = built.seeds.partition, built.settings
-    partitioner, rng, numbers = built.groups["partition"], stream(seed, "partition", *key), task.train
+    partitioner, rng, numbers = built.partition, stream(seed, "partition", *key), task.train
     kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
     if kept is not None:
         numbers = numbers[kept]
@@ -287,14 +286,14 @@ def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> 
     return partition.among(numbers, data.y_train.numpy(), data.num_classes)
 
 
-def augmentation_of(dataset: Any, wanted: bool) -> Any:
-    """What is drawn for every training example; None where there is nothing to draw."""
+def augmentation_of(dataset: DataSource, wanted: bool) -> Draws | None:
+    """Return what is drawn for every training example; None where there is nothing to draw."""
     augmentation = dataset.augmentation
     return augmentation if augmentation.active and (wanted or dataset.kind == "text") else None
 
 
 def require_room(make: Callable[[], torch.nn.Module]) -> None:
-    """Raises ConfigError for a model that does not fit into the free memory, before it is given any."""
+    """Raise ConfigError for a model that does not fit into the free memory, before it is given any."""
     try:
         with torch.device("meta"):
             size = sum(value.numel() * value.element_size() for value in make().state_dict().values())

@@ -1,4 +1,4 @@
-"""`profile=true`: where the time of one round goes, operation by operation."""
+"""`profile=true`: how the time of one round is spent, operation by operation."""
 
 import gzip
 import logging
@@ -15,12 +15,12 @@ from torch.profiler import ProfilerActivity
 from fedexp.core import storage
 
 log = logging.getLogger("fedexp")
-DEAREST = 10
+SLOWEST = 10
 
 
 @contextmanager
 def profiled(directory: Path, number: int) -> Iterator[None]:
-    """Writes profile/trace.json.gz (chrome://tracing, Perfetto) and profile/operations.csv, and logs the dearest."""
+    """Writes profile/trace.json.gz (chrome://tracing, Perfetto) and profile/operations.csv, and logs the slowest."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with torch.profiler.profile(activities=activities) as profiler:
         yield
@@ -30,12 +30,12 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
         trace = Path(scratch, "trace.json")
         profiler.export_chrome_trace(str(trace))
         storage.write_atomically(directory / "profile" / "trace.json.gz", gzip.compress(trace.read_bytes()))
-    shown = table.head(DEAREST).to_string(index=False, float_format=lambda value: f"{value:.1f}")
-    log.info("round %d, the %d dearest operations (all: profile/operations.csv):\n%s", number, DEAREST, shown)
+    shown = table.head(SLOWEST).to_string(index=False, float_format=lambda value: f"{value:.1f}")
+    log.info("round %d, the %d slowest operations (all: profile/operations.csv):\n%s", number, SLOWEST, shown)
 
 
 def operations(profiler: torch.profiler.profile) -> pd.DataFrame:
-    """One row an operation, dearest first: milliseconds spent in itself and with what it calls, and its share."""
+    """One row an operation, slowest first: milliseconds spent in itself and with what it calls, and its share."""
     rows: list[dict[str, Any]] = []
     for event in profiler.key_averages():
         row = {"operation": event.key, "calls": event.count}

@@ -1,4 +1,4 @@
-"""With what a run was made: versions, commit, hardware, and what of it decides over the numbers."""
+"""Provenance of a run: versions, commit, hardware, and what of it decides over the numbers."""
 
 import platform
 import subprocess
@@ -17,9 +17,9 @@ from fedexp.training.experiment import State
 
 
 def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
-    """With what the numbers were made; under `determinism`, all that would have to be equal, beside the data, for them
-    to come out the same to the last bit. Where a run has been resumed with another setting, `spans` lists the rounds of
-    each with its own, and beside it stands only what was equal in all."""
+    """Return the versions and hardware with which the numbers were made; under `determinism`, all that would have to be
+    equal, beside the data, for them to come out the same to the last bit. Where a run has been resumed with another
+    setting, `spans` lists the rounds of each with its own, and beside it stands only what was equal in all."""
     made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
     decisive = {"config": fingerprint(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
     decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
@@ -32,7 +32,7 @@ def environment(container: Mapping[str, Any], hardware: Resolved, state: State) 
 
 
 def begin_span(state: State, hardware: Resolved) -> None:
-    """Notes with what the rounds from here on are computed, unless it is as before."""
+    """Note the versions and hardware for the rounds from here on, unless they are as before."""
     now = {"versions": versions(*NUMERIC), "commit": commit()} | hardware.arithmetic()
     if state.accuracy and not state.spans:  # a checkpoint of an older version, which has not kept it
         state.spans.append({"first": 0})
@@ -42,7 +42,7 @@ def begin_span(state: State, hardware: Resolved) -> None:
 
 
 def list_spans(state: State) -> list[dict[str, Any]]:
-    """`rounds` (first and last) of each, and its setting; only `rounds` where that was not kept."""
+    """Return `rounds` (first and last) of each span, and its setting; only `rounds` where that was not kept."""
     lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
     return [
         {"rounds": [span["first"], last]} | {key: value for key, value in span.items() if key != "first"}
@@ -55,7 +55,7 @@ NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of fedexp, Python and those packages that are installed."""
+    """Return the versions of fedexp, Python and those packages that are installed."""
     found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -64,7 +64,8 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local changes."""
+    """Return the git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local
+    changes."""
     source = Path(__file__).parent
 
     def git(*arguments: str) -> str:

@@ -37,7 +37,7 @@ class PublicSet:
 
 
 def one_of_each(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """A random training example of each class, int64 [C]; -1 for a class that has none (FedKA's shared set, K11)."""
+    """Return a random training example of each class, int64 [C]; -1 for a class that has none (FedKA's shared set)."""
     chosen = np.full(num_classes, -1, dtype=np.int64)
     for c in range(num_classes):
         numbers = np.flatnonzero(labels == c)

@@ -1,4 +1,4 @@
-"""Turns the results of rounds into tidy files, checkpoints, the summary and calls of the trackers."""
+"""Recorder: turns the results of rounds into tidy files, checkpoints, the summary and calls of the trackers."""
 
 import logging
 import math
@@ -58,7 +58,7 @@ class RoundResult:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """Of the plain view."""
+        """Return the evaluation in the plain view."""
         return self.evaluations.get(PLAIN)
 
 
@@ -68,7 +68,7 @@ class Recorder:
     def __init__(
         self, directory: Path, experiment: Experiment, trackers: Sequence[Tracker], lengths: Mapping[str, int] | None
     ):
-        """lengths: of the files at the checkpoint that the run resumes from; None for a new run."""
+        """Open the files. lengths: of the files at the checkpoint that the run resumes from; None for a new run."""
         self.directory, self.experiment, self.trackers = directory, experiment, trackers
         self.views = experiment.bench.views
         classes = [file_of(files.CLASSES, view) for view in self.views]
@@ -82,14 +82,14 @@ class Recorder:
         self.task_totals = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
 
     def record_initial(self, state: State, evaluations: Mapping[str, Evaluation]) -> None:
-        """Round 0: the initial model, in each test view."""
+        """Record round 0: the initial model, in each test view."""
         with uninterrupted():
             self._add_evaluations(state, 0, evaluations)
             self._write_round(state, 0, evaluations, {})
             self.save_checkpoint(state)
 
     def record_round(self, state: State, result: RoundResult) -> None:
-        """Moves the state on to the end of this round and writes it down; Ctrl+C waits until that is done."""
+        """Move the state on to the end of this round and write it down; Ctrl+C waits until that is done."""
         with uninterrupted():
             state.server, state.round = result.server, result.round
             kept = zip(result.cohort.clients, result.client_states, strict=True)
@@ -121,7 +121,7 @@ class Recorder:
             self.writing_seconds = time.perf_counter() - start
 
     def save_checkpoint(self, state: State) -> None:
-        """The state together with the lengths and checksums of the files that belong to it."""
+        """Save the state together with the lengths and checksums of the files that belong to it."""
         if not state.accuracy:
             return  # nothing has been recorded yet
         start = time.perf_counter()
@@ -133,8 +133,13 @@ class Recorder:
         self._saved_at = time.perf_counter()
         self._saving_seconds = self._saved_at - start
 
+    @property
+    def saving_seconds(self) -> float:
+        """What the last checkpoint took."""
+        return self._saving_seconds
+
     def _is_due(self, number: int) -> bool:
-        """Whether to save the state after this round."""
+        """Return whether to save the state after this round."""
         interval = self.experiment.settings.checkpoint_interval
         if interval is not None:
             return number % interval == 0
@@ -157,16 +162,18 @@ class Recorder:
                 tested.tasks.append((number, right.tolist()))
 
     def learned(self, number: int) -> int:
-        """How many tasks have been begun when round `number` is over; 0 before the first round."""
+        """Return the number of tasks begun when round `number` is over; 0 before the first round."""
         return -(-number // self.experiment.rounds_per_task)
 
     def task_history(self, tested: Tested) -> TaskHistory:
-        return TaskHistory.of(tested.tasks, self.experiment.rounds_per_task)
+        """Of the last round and the ends of the tasks before it: all that its values are made of."""
+        ends = [each for each in tested.tasks[:-1] if each[0] % self.experiment.rounds_per_task == 0]
+        return TaskHistory.of([*ends, *tested.tasks[-1:]], self.experiment.rounds_per_task)
 
     def _write_round(
         self, state: State, number: int, evaluations: Mapping[str, Evaluation], values: Mapping[str, float | int]
     ) -> None:
-        """One row of rounds.csv; cells are empty where a value is undefined."""
+        """Write one row of rounds.csv; cells are empty where a value is undefined."""
         if evaluations:
             self._write_classes(state, number)
             self._write_tasks(state, number)
@@ -187,7 +194,7 @@ class Recorder:
             tracker.log_round(record)
 
     def _view_values(self, tested: Tested, evaluation: Evaluation | None) -> dict[str, Any]:
-        """The columns of rounds.csv that a test view has; all None where the round was not evaluated."""
+        """Return the columns of rounds.csv that a test view has; all None where the round was not evaluated."""
         values: dict[str, Any] = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
         if self.experiment.has_tasks:
             values |= self.task_history(tested).values()
@@ -195,14 +202,14 @@ class Recorder:
         return dict.fromkeys(values) if evaluation is None else values | {"test_loss": float(evaluation.loss)}
 
     def _write_classes(self, state: State, number: int) -> None:
-        """Rows of class_accuracy.csv, and of the file of each further test view."""
+        """Write the rows of class_accuracy.csv, and of the file of each further test view."""
         for view in self.views:
             per_class = state.tested[view].history.class_accuracy[-1].tolist()
             rows = ({"round": number, "class": c, "accuracy": a} for c, a in enumerate(per_class))
             self.files.append(file_of(files.CLASSES, view), rows)
 
     def _write_tasks(self, state: State, number: int) -> None:
-        """Rows of tasks.csv, where there are tasks."""
+        """Write the rows of tasks.csv, where there are tasks."""
         if not self.experiment.has_tasks:
             return
         row = {"round": number, "task": self.learned(number)}
@@ -227,7 +234,7 @@ class Recorder:
         self.files.append(files.CLIENTS, rows)
 
     def summary(self, state: State) -> dict[str, Any]:
-        """The result part of summary.json."""
+        """Return the result part of summary.json."""
         speed = state.examples / state.train_seconds if state.train_seconds else None
         first = self._view_summary(state.tested[PLAIN])
         reached = first.pop("rounds_to_target")
@@ -246,7 +253,7 @@ class Recorder:
         }
 
     def _view_summary(self, tested: Tested) -> dict[str, Any]:
-        """What summary.json says of a test view."""
+        """Return what summary.json says of a test view."""
         settings, last = self.experiment.settings, tested.accuracy[-1][1]
         trained = [(number, value) for number, value in tested.accuracy if number >= 1]
         rounds, values = [number for number, _ in trained], [value for _, value in trained]
@@ -269,7 +276,7 @@ class Recorder:
 
 
 def what_is_not_finite(clients: Sequence[int]) -> str:
-    """clients: whose loss or model is not."""
+    """Say what is not finite. clients: those whose loss or model is not."""
     if not clients:
         return "the model is not finite after aggregation, though what every client sent is"
     named = ", ".join(map(str, clients[:10])) + (" and others" if len(clients) > 10 else "")
@@ -277,7 +284,7 @@ def what_is_not_finite(clients: Sequence[int]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """NaN and Inf as None (json and W&B have no place for them), numpy scalars as Python's."""
+    """Return plain values: NaN and Inf as None (json and W&B have no place for them), numpy scalars as Python's."""
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -285,7 +292,7 @@ def plain(value: Any) -> Any:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Holds back SIGINT and SIGTERM while a round is written down, and delivers them afterwards."""
+    """Hold back SIGINT and SIGTERM while a round is written down, and deliver them afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What a run leaves when it is over: pictures, and summary.json last."""
+"""Results of a finished run: pictures, and summary.json last."""
 
 import logging
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ log = logging.getLogger("fedexp")
 
 
 def write_results(directory: Path, state: State, summary: dict[str, Any], figures: bool) -> list[Path]:
-    """summary.json last: a run that has one is complete, whenever it was killed."""
+    """Write summary.json last: a run that has one is complete, whenever it was killed."""
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
             tested.history.save_local(directory / file_of(files.LOCAL, view))
@@ -29,18 +29,18 @@ def write_results(directory: Path, state: State, summary: dict[str, Any], figure
 
 
 def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
-    """A picture that fails does not lose a run."""
+    """Draw a picture; one that fails does not lose a run."""
     try:
         return make_figures(directory, summary)
     except OSError as error:
         log.warning("the figures cannot be written (%s)", error.strerror)
     except Exception:
-        log.exception("the figures could not be drawn; `python -m fedexp.figures %s` tries again", directory)
+        log.exception("the figures could not be drawn; `fedexp figures %s` tries again", directory)
     return []
 
 
 def draw_missing(directory: Path, summary: dict[str, Any]) -> None:
-    """The pictures of a finished run that a full disk has kept from being written."""
+    """Draw the pictures of a finished run that a full disk has kept from being written."""
     try:
         lost = missing_figures(directory)
     except (ConfigError, OSError):
@@ -65,7 +65,7 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
 
 
 def data_of(experiment: "Experiment") -> dict[str, int]:
-    """The numbers of a run that stand against the expected ones, for its summary."""
+    """Return the numbers of a run that stand against the expected ones, for its summary."""
     import torch
 
     data, federation = experiment.bench.data, experiment.stages[0].federation

@@ -1,7 +1,8 @@
 """The round loop: sample, train, aggregate, refine, evaluate, record. It knows no algorithm by name."""
 
 import math
-from collections import ChainMap
+import time
+from collections import ChainMap, deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedexp.core import tree
+from fedexp.core.errors import BudgetSpent
 from fedexp.core.tree import Tree
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
+from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
 from fedexp.training.experiment import Experiment, State
 from fedexp.training.neurons import local_models, measure
@@ -19,19 +22,23 @@ from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, RoundResult
 
 
-def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
-    """Goes on from the state's round to the last one. Interrupted, it saves the state after the last whole round."""
-    settings, first = experiment.settings, state.round + 1
+def run_rounds(experiment: Experiment, state: State, recorder: Recorder, deadline: Deadline | None = None) -> State:
+    """Run from the state's round to the last one. Interrupted, it saves the state after the last whole round; so it
+    does, and raises BudgetSpent, before a round that would not be saved by the deadline."""
+    settings, first, deadline = experiment.settings, state.round + 1, deadline or Deadline()
+    recent = deque([state.seconds / state.round] if state.round else [deadline.needed], maxlen=3)  # seconds of rounds
     profiled_round = min(first + 1, experiment.rounds) if settings.profile else None  # the first one warms up
     try:
         if not state.accuracy:
             recorder.record_initial(state, evaluate(experiment, state.server, 0))
         while state.status == "running":
-            number = state.round + 1
+            number, start = state.round + 1, time.perf_counter()
+            deadline.check(max(recent) + recorder.saving_seconds)
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
                 result = play_round(experiment, state)
             recorder.record_round(state, result)
-    except KeyboardInterrupt:
+            recent.append(time.perf_counter() - start)
+    except (KeyboardInterrupt, BudgetSpent):
         recorder.save_checkpoint(state)
         raise
     return state
@@ -39,7 +46,7 @@ def run(experiment: Experiment, state: State, recorder: Recorder) -> State:
 
 @subnormals_as_zero()
 def play_round(experiment: Experiment, state: State) -> RoundResult:
-    """Computes one round from a state that it leaves unchanged."""
+    """Compute one round from a state that it leaves unchanged."""
     clock, number = Clock(), state.round + 1
     algorithm, bench, info = experiment.algorithm, experiment.bench, experiment.stage_of(number).federation
     evaluated = number % experiment.settings.eval_interval == 0 or experiment.ends_task(number)
@@ -107,7 +114,7 @@ def evaluate(experiment: Experiment, server: Tree, number: int) -> dict[str, Eva
 
 
 def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[CohortResult]) -> list[dict[str, Any]]:
-    """Of neurons over this round, where a metric asks for it."""
+    """Compute the alignment of neurons over this round, where a metric asks for it."""
     if not experiment.metrics.needs_neurons:
         return []
     found = [local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)) for each in done]
@@ -115,5 +122,5 @@ def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[Coho
 
 
 def model_of(server: Tree) -> Tree:
-    """The global model alone."""
+    """Return the model alone, without the server's other state."""
     return {name: server[name] for name in ("params", "buffers")}

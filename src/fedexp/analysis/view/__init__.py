@@ -1,6 +1,6 @@
 """A sweep as one HTML page that needs neither server nor network.
 
-    python -m fedexp.view multirun/<sweep> [--out FILE] [--open]
+    fedexp view multirun/<sweep> [--out FILE] [--open]
 
 `collect` reads run directories into plain data, `page.html`, `page.css` and `page.js` show them. The page holds its
 data as JSON that it never interprets as markup, and its content security policy lets the browser run nothing but its

@@ -1,4 +1,4 @@
-"""`python -m fedexp.view DIRECTORY...`: a sweep, or runs, as one HTML page that needs neither server nor network."""
+"""`fedexp view DIRECTORY...`: a sweep, or runs, as one HTML page that needs neither server nor network."""
 
 import argparse
 import os
@@ -14,9 +14,9 @@ from fedexp.core.storage import write_atomically
 from fedexp.trackers.base import display_path
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "fedexp view") -> int:
     """Write the page and print its path; exit code 2 with one message for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m fedexp.view", description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument(
         "directories", nargs="+", type=Path, help="a sweep (multirun/<sweep>) or a run; several share a page"
     )
@@ -36,3 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.open:
         webbrowser.open(out.absolute().as_uri())
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(prog="python -m fedexp.analysis.view"))

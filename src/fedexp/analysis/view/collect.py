@@ -15,6 +15,7 @@ import pandas as pd
 
 import fedexp
 from fedexp.analysis import aggregate, compare, layout
+from fedexp.analysis.claims import of_text
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.views import AUGMENTED, suffix
 from fedexp.rundir import files
@@ -198,8 +199,8 @@ def measures(runs: Iterable[RunDirectory]) -> list[str]:
 
 
 def curves(table: pd.DataFrame | None, pools: Mapping[str, Pool]) -> dict[str, Any]:
-    """axis: place of the round numbers; curves: measure -> values; every: n where every n-th evaluated round is kept;
-    tasks: the last rounds of tasks that another one follows."""
+    """Return the curves as plain data. axis: place of the round numbers; curves: measure -> values; every: n where
+    every n-th evaluated round is kept; tasks: the last rounds of tasks that another one follows."""
     if table is None or table.empty:
         return {}
     columns = [str(name) for name in table if is_measure(str(name))]
@@ -221,7 +222,7 @@ def thin(length: int, most: int) -> tuple[np.ndarray, int]:
 
 
 def heat(table: pd.DataFrame | None, names: list[str] | None, pools: Mapping[str, Pool]) -> dict[str, Any] | None:
-    """Class accuracies: axis and classes as places, every as for curves, data: bytes [R, C] in base64."""
+    """Return the class accuracies: axis and classes as places, every as for curves, data: bytes [R, C] in base64."""
     if table is None or table.empty:
         return None
     table = table[table["class"] < max(len(names or ()), len(table))]  # a damaged number may be any
@@ -278,7 +279,8 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
     common = {"title": found.sweep.title if found.sweep else directory.absolute().name, "targets": frame(found.targets)}
     if found.sweep is None:
         return common | {"means": frame(found.tidy.drop(columns=list(aggregate.ORIGIN[1:])))}
-    named = found.tidy.assign(column=layout.column_names(found.tidy))
+    tidy = found.tidy[~of_text(found.tidy)]
+    named = tidy.assign(column=layout.column_names(tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (method, column), group in named.groupby(["method", "column"], sort=False):
         cells.setdefault(str(method), {})[str(column)] = [cell(row) for row in group.to_dict("records")]  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ class Parcel:
 
     @classmethod
     def pack(cls, value: Any) -> "Parcel":
-        """Tensors keep their values, dtype and strides, and arrive on the CPU without gradient."""
+        """Pack a value: tensors keep their values, dtype and strides, and arrive on the CPU without gradient."""
         buffer = io.BytesIO()
         pickler = TensorPickler(buffer)
         pickler.dump(value)
@@ -44,8 +44,8 @@ class Parcel:
         return cls(buffer.getvalue(), pickler.size, descriptor)
 
     def unpack(self) -> Any:
-        """The value; its tensors lie in the file, shared with everyone who has it until they are written to. Closes the
-        descriptor."""
+        """Return the value; its tensors lie in the file, shared with everyone who has it until they are written to.
+        Closes the descriptor."""
         memory = None if self.descriptor is None else mmap.mmap(self.descriptor, self.size, access=mmap.ACCESS_COPY)
         self.close()
         return _Unpickler(io.BytesIO(self.pickled), memory).load()
@@ -99,7 +99,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how a tensor lies in the file."""
+    """The place and the layout of a tensor in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -113,7 +113,7 @@ class Place:
 
 
 class TensorPickler(pickle.Pickler):
-    """Leaves the tensors out and gives each a place in the file."""
+    """A pickler that leaves the tensors out and gives each a place in the file."""
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -132,7 +132,7 @@ class TensorPickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Only ever reads what this user's own processes have sent."""
+    """An unpickler that only ever reads what this user's own processes have sent."""
 
     def __init__(self, file: io.BytesIO, memory: mmap.mmap | None):
         super().__init__(file)
@@ -144,7 +144,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a block of memory, each once, in whatever order (channels-last is such an order)."""
+    """Return whether the elements fill a block of memory, each once, in whatever order (channels-last is such an
+    order)."""
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
         if size != 1:
@@ -155,7 +156,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _memory_file(size: int) -> int:
-    """A descriptor of an unnamed file of `size` bytes, in memory where the system has such files."""
+    """Return a descriptor of an unnamed file of `size` bytes, in memory where the system has such files."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("fedexp", os.MFD_CLOEXEC)
     else:

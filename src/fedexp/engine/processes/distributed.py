@@ -50,7 +50,8 @@ class RankLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Prepare:
-    """What stays the same for the whole run; answered with the name of the GPU, or an empty text."""
+    """The order that carries what stays the same for the whole run; the answer is the name of the GPU, or an empty
+    text."""
 
     hardware: Any  # fedexp.engine.hardware.Resolved
     bench: ClientRuntime  # on the CPU
@@ -66,7 +67,8 @@ class Call:
 
 
 class Distributed(Engine):
-    """`inner`: how each rank trains its share of a cohort; `hardware`: of each rank, which adapts the GPU's number."""
+    """Engine over all ranks. `inner`: how each rank trains its share of a cohort; `hardware`: of each rank, which
+    adapts the GPU's number."""
 
     def __init__(self, inner: Engine, hardware: Any):
         self.inner, self.hardware = inner, hardware
@@ -99,7 +101,7 @@ class Distributed(Engine):
         self._own, self._published = None, None
 
     def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
-        """Sends every rank what it needs, once, and the server's state whenever it is another."""
+        """Send every rank what it needs, once, and the server's state whenever it is another."""
         everyone = dist.get_world_size()
         if self._own is None:
             own = Worker()
@@ -113,7 +115,8 @@ class Distributed(Engine):
             self._published = server
 
     def _ask(self, orders: Sequence[Any], direct: bool = False) -> list[Any]:
-        """Order i is carried out by rank i, all at the same time; the answers. Also after a failure nobody owes any."""
+        """Have rank i carry out order i, all at the same time; return the answers. After a failure, too, no rank owes
+        an answer."""
         answers: list[Any] = [None] * len(orders)
         # The same order for several ranks is packed once (and not compared by its content).
         for _, group in groupby(range(1, len(orders)), key=lambda rank: id(orders[rank])):
@@ -143,7 +146,7 @@ class Distributed(Engine):
 
 @contextmanager
 def noting(answers: list[Any], rank: int) -> Iterator[None]:
-    """A rank that is lost has failed; those that are left are still heard."""
+    """Record the rank that is lost as failed; the others are still heard."""
     try:
         yield
     except RankLost as error:
@@ -151,7 +154,7 @@ def noting(answers: list[Any], rank: int) -> Iterator[None]:
 
 
 def attempt(action: Any, *arguments: Any) -> Any:
-    """The answer or a Failure."""
+    """Return the answer or a Failure."""
     try:
         return action(*arguments)
     except Exception as error:
@@ -163,7 +166,7 @@ def attempt(action: Any, *arguments: Any) -> Any:
 
 @contextmanager
 def leading(ranks: Ranks) -> Iterator[None]:
-    """What rank 0 does inside can use the others; afterwards they are dismissed."""
+    """Let rank 0 use the other ranks inside; dismiss them afterwards."""
     join(ranks)
     try:
         yield
@@ -183,7 +186,8 @@ def dismiss(ranks: Ranks) -> None:
 
 
 def follow(ranks: Ranks) -> int:
-    """What the other ranks do; the exit code. They hold nothing that could be lost, so signals end them at once."""
+    """Run the other ranks until they are dismissed; return the exit code. They hold nothing that could be lost, so
+    signals end them at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -199,13 +203,13 @@ def follow(ranks: Ranks) -> int:
 
 
 class Follower:
-    """Obeys the orders of rank 0, each of which has an answer."""
+    """Receiver of the orders of rank 0, each of which has an answer."""
 
     def __init__(self, ranks: Ranks):
         self.ranks, self.worker = ranks, Worker()
 
     def serve(self) -> bool:
-        """Carries out the next order; False when there is none any more."""
+        """Carry out the next order; return False when there is none any more."""
         call = receive(0)
         if isinstance(call, Failure):  # it could not be read, such as for a package that is not here
             answer, direct = call, False
@@ -229,7 +233,7 @@ class Follower:
         return self.worker.obey(order) or "done"
 
     def own_device(self, device: torch.device) -> torch.device:
-        """The GPU whose number is that of this process on its host."""
+        """Return the GPU whose number is that of this process on its host."""
         if device.type == "cpu":
             return device
         if not torch.cuda.device_count():
@@ -240,12 +244,12 @@ class Follower:
 
 
 def gpu_name(device: torch.device) -> str:
-    """Of all GPUs in the world; empty for a CPU."""
+    """Return the name of all GPUs in the world; empty for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def join(ranks: Ranks) -> None:
-    """Waits for all ranks; raises ConfigError where they do not come together."""
+    """Wait for all ranks; raise ConfigError where they do not come together."""
     os.environ.setdefault("MASTER_PORT", "29500")
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     names = [f"fedexp/{rank}" for rank in range(ranks.size)]
@@ -284,7 +288,8 @@ class Packet:
 
     @classmethod
     def pack(cls, value: Any, device: torch.device) -> "Packet":
-        """Tensors keep values, dtype and strides, and arrive on the CPU, or from GPU to GPU where that is `device`."""
+        """Pack a value: tensors keep values, dtype and strides, and arrive on the CPU, or from GPU to GPU where that is
+        `device`."""
         buffer = io.BytesIO()
         pickler = TensorPickler(buffer)
         pickler.dump(value)
@@ -294,7 +299,7 @@ class Packet:
         return cls(buffer.getvalue(), flat)
 
     def send(self, rank: int) -> None:
-        """Returns when the other side has it."""
+        """Send it; return when the other side has it."""
         direct = self.flat.is_cuda
         header = torch.tensor([len(self.pickled), self.flat.numel(), int(direct)])
         pickled = torch.frombuffer(bytearray(self.pickled), dtype=torch.uint8)
@@ -310,7 +315,7 @@ class Packet:
 
 
 def receive(rank: int) -> Any:
-    """The next value from a rank, or a Failure where it cannot be read here."""
+    """Return the next value from a rank, or a Failure where it cannot be read here."""
     with connection(rank):
         header = torch.zeros(3, dtype=torch.int64)
         dist.recv(header, rank)  # comes in one piece
@@ -329,7 +334,7 @@ def receive(rank: int) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Only ever reads what this run's own processes have sent."""
+    """An unpickler that only ever reads what this run's own processes have sent."""
 
     def __init__(self, file: io.BytesIO, flat: torch.Tensor):
         super().__init__(file)
@@ -340,14 +345,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def view(flat: torch.Tensor, place: Place) -> torch.Tensor:
-    """The tensor that lies at a place of a flat one."""
+    """Return the tensor that lies at a place of a flat one."""
     part = flat[place.offset : place.offset + place.count * place.dtype.itemsize]
     return part.view(place.dtype).as_strided(place.shape, place.strides)
 
 
 @contextmanager
 def connection(rank: int) -> Iterator[None]:
-    """What torch raises on a broken connection, as RankLost."""
+    """Raise what torch raises on a broken connection as RankLost."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Which of the processes that torchrun or Slurm has started this one is. Without torch: the command asks this first."""
+"""Ranks among the processes that torchrun or Slurm has started. Without torch: the command asks this first."""
 
 import os
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class Ranks:
 
 
 def find_ranks(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """None: the process was started alone. Processes of Slurm that know no MASTER_ADDR are independent runs."""
+    """Return this process's rank; None: it was started alone. Processes of Slurm that know no MASTER_ADDR are
+    independent runs."""
     if not environment.get("MASTER_ADDR"):
         return None
     for names in LAUNCHERS:

@@ -21,7 +21,8 @@ from fedexp.engine.processes.channel import Channel
 
 @dataclass(frozen=True)
 class Setup:
-    """What stays the same for the whole run; the first order, after the `Resolved` hardware of this process."""
+    """The settings that stay the same for the whole run; the first order, after the `Resolved` hardware of this
+    process."""
 
     bench: ClientRuntime  # on the CPU
     engine: Engine  # how this process trains what it is given
@@ -51,7 +52,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Ask:
-    """For the logits of a model on training examples."""
+    """Request for the logits of a model on training examples."""
 
     model: Params
     numbers: torch.Tensor
@@ -66,7 +67,7 @@ class Failure:
 
 
 class Worker:
-    """Obeys orders; what it knows is what it was sent."""
+    """Obeys orders; it knows only what it was sent."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -74,7 +75,7 @@ class Worker:
 
     @subnormals_as_zero()
     def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | None:
-        """The answer, on the CPU; None where none is sent."""
+        """Carry out an order and return the answer, on the CPU; None where none is sent."""
         match order:
             case Setup(bench, engine):
                 self.bench, self.engine = bench.to(self.device), engine
@@ -97,12 +98,12 @@ class Worker:
 
 
 def move(values: Tree, device: torch.device) -> Tree:
-    """A tree whose tensors are on the device."""
+    """Return a tree whose tensors are on the device."""
     return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, values)
 
 
 def serve(channel: Channel) -> None:
-    """Obeys until the other end closes."""
+    """Obey orders until the other end closes."""
     worker = Worker()
     while True:
         try:
@@ -119,14 +120,15 @@ def serve(channel: Channel) -> None:
 
 
 def picklable(error: Exception) -> Exception:
-    """Only exceptions of our own are sure to come through a pickle; of the others type and message remain."""
+    """Return the exception in a form that comes through a pickle: only our own are sure to; of the others type and
+    message remain."""
     if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def die_with(parent: int) -> None:
-    """Asks the kernel to end this process when its parent does, also by kill -9 and in the middle of a long step."""
+    """Ask the kernel to end this process when its parent does, also by kill -9 and in the middle of a long step."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
@@ -135,7 +137,7 @@ def die_with(parent: int) -> None:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Runs in a process of its own: `descriptor` is its end of a socket pair."""
+    """Run in a process of its own: `descriptor` is its end of a socket pair."""
     die_with(parent)
     # The parent decides when to stop; USR2 is how Slurm tells a job of submitit that its time is up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):

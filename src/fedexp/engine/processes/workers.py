@@ -55,7 +55,7 @@ class Process:
     order: Order | None = field(default=None)  # what it is working on
 
     def end(self) -> str:
-        """Makes sure that it is gone; says how it ended."""
+        """Make sure that the process is gone; return how it ended."""
         self.channel.close()
         try:
             code = self.popen.wait(timeout=1)
@@ -74,10 +74,12 @@ class Process:
 
 
 class Workers(Engine):
-    """`hardware`: of each process; `inner`: how a process trains what it is given, one client or a share."""
+    """Engine over processes. `hardware`: of each process; `inner`: how a process trains what it is given, one client or
+    a share."""
 
     def __init__(self, inner: Engine, hardware: Sequence[Any], share: bool):
-        """share: a process takes its part of a cohort at once (to vectorise it), else one client after the other."""
+        """Set up the engine. share: a process takes its part of a cohort at once (to vectorise it), else one client
+        after the other."""
         self.inner, self.hardware, self.share = inner, hardware, share
         self._processes: list[Process] = []
         self._setup: tuple[ClientRuntime, Parcel] | None = None
@@ -134,7 +136,7 @@ class Workers(Engine):
         self._processes, self._setup, self._published = [], None, None
 
     def _do(self, bench: ClientRuntime, server: Tree, orders: Sequence[Order]) -> Iterator[tuple[Order, Any]]:
-        """Has the orders carried out, the first first; yields them with their answers as these come in."""
+        """Have the orders carried out, the first one first; yield them with their answers as these come in."""
         try:
             self._prepare(bench, server)
             left = deque(orders)
@@ -156,7 +158,7 @@ class Workers(Engine):
             raise
 
     def _prepare(self, bench: ClientRuntime, server: Tree) -> None:
-        """Starts the processes once, and sends model and data once and each new state of the server once."""
+        """Start the processes once, and send model and data once and each new state of the server once."""
         if self._setup is None or self._setup[0] is not bench:
             self._setup = self._send(bench, Setup(bench.to(torch.device("cpu")), self.inner), self._setup)
         if self._published is None or self._published[0] is not server:
@@ -165,7 +167,7 @@ class Workers(Engine):
             self._processes = [self._start(i) for i in range(len(self.hardware))]
 
     def _send(self, source: T, value: Any, before: tuple[T, Parcel] | None) -> tuple[T, Parcel]:
-        """Sends to all processes; kept, for those that are started later."""
+        """Send to all processes; kept, for those that are started later."""
         if before is not None:
             before[1].close()
         parcel = Parcel.pack(value)
@@ -196,7 +198,7 @@ class Workers(Engine):
         return process
 
     def _tell(self, process: Process, parcel: Parcel) -> None:
-        """Sends what has no answer; that the process is gone shows when an answer is waited for."""
+        """Send a message without an answer; that the process is gone shows when an answer is waited for."""
         try:
             process.channel.send(parcel)
         except ConnectionError:
@@ -212,7 +214,7 @@ class Workers(Engine):
             log.debug("process %d is gone", process.popen.pid)
 
     def _take(self, i: int) -> tuple[Order, Any]:
-        """The order of a process and its answer; None when it has died, and another has taken its place."""
+        """Return the order of a process and its answer; None when it has died, and another has taken its place."""
         process = self._processes[i]
         order, process.order = process.order, None
         assert order is not None
@@ -236,7 +238,7 @@ class Workers(Engine):
 
 
 def spread(hardware: Any, count: int) -> list[Any]:
-    """The hardware of each of `count` processes: on GPUs each has its own."""
+    """Return the hardware of each of `count` processes: on GPUs each has its own."""
     if hardware.device.type != "cuda":
         return [hardware] * count
     devices = torch.cuda.device_count()

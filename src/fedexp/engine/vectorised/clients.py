@@ -1,6 +1,6 @@
 """C clients as one: their stacked state and the local step that changes it in place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from torch.func import grad_and_value, vmap
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
 from fedexp.core import tree
+from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, has_own
 from fedexp.engine.schedule import Schedule
@@ -21,7 +22,7 @@ LOAD_BYTES = 1 << 26  # of images that are loaded at once: several steps, so tha
 
 @dataclass(frozen=True)
 class Job:
-    """What all clients of a round have in common."""
+    """The values that all clients of a round have in common."""
 
     algorithm: FedAvg
     bench: ClientRuntime
@@ -31,7 +32,7 @@ class Job:
 
 
 class Fixed(NamedTuple):
-    """What a step reads of each client; leaves [C, ...]."""
+    """The values of each client that a step reads; leaves [C, ...]."""
 
     personals: Tree
     states: Tree
@@ -42,7 +43,7 @@ class Fixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """Everything but the batch that a local step reads (the first three) and changes in place (the others)."""
+    """All but the batch that a local step reads (the first three) and changes in place (the others)."""
 
     server: Tree
     lr: float | torch.Tensor
@@ -108,7 +109,7 @@ class Clients:
         self.frame = Frame(job.server, job.lr, fixed, params, memory, torch.zeros_like(steps))
 
     def runs(self) -> Iterator[Run]:
-        """All steps, in order."""
+        """Yield all steps, in order."""
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
         images = self.job.bench.data.x_train
         image_bytes = images[0].numel() * self.job.bench.dtype.itemsize
@@ -121,7 +122,7 @@ class Clients:
             start = stop
 
     def batches(self, run: Run) -> Iterator[Batch]:
-        """The batches of a run; leaves [active, B, ...]."""
+        """Yield the batches of a run; leaves [active, B, ...]."""
         index, mask, draws = (
             None if array is None else array[run.start : run.stop, : run.active]
             for array in (self.padded.index, self.padded.mask, self.padded.draws)
@@ -134,15 +135,15 @@ class Clients:
             yield Batch(x[i], y[i], mask[i], number)
 
     def finish(self) -> tuple[Tree, Tree]:
-        """(messages, new states); leaves [C, ...]."""
+        """Return (messages, new states); leaves [C, ...]."""
         frame = self.frame
         return self._per_client(self._finish, frame.params, *frame.fixed)
 
     def _per_client(self, hook: Any, *values: Tree) -> Any:
-        """A hook for all clients, which gets their data beside `values`."""
+        """Run a hook for all clients; it gets their data beside `values`."""
         padded, bench = self.padded, self.job.bench
 
-        def call(index, mask, draws, *rest):
+        def call(index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None, *rest: Tree) -> Tree:
             return hook(PaddedData(bench, index, mask, draws), *rest)
 
         in_draws = None if padded.draws is None else 1
@@ -150,7 +151,7 @@ class Clients:
         return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, *values)
 
     def _start(self, fixed: Fixed) -> Params:
-        """Where training starts, in memory that it may change; leaves [C, ...]."""
+        """Return the parameters at the start of training, in memory that may be changed; leaves [C, ...]."""
         sent = self.job.server["params"]
         if not has_own(self.job.algorithm, "initial_params"):
             return tree.map(lambda p: stacked_copy(p, self.count), sent)
@@ -159,11 +160,11 @@ class Clients:
         return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}
 
     def _prepared(self, fixed: Fixed) -> Tree:
-        """`prepare` of each batch of the first pass, for those clients that have it; leaves [C, batches, ...], 0 where
-        a client has none."""
+        """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C, batches, ...], 0
+        where a client has none."""
         bench, algorithm, net = self.job.bench, self.job.algorithm, self.job.net
 
-        def call(x, y, mask, *one):
+        def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *one: Tree) -> Tree:
             return algorithm.prepare(net, Batch(x, y, mask, 0), mask, self._context(Fixed(*one)))
 
         own = -(-self.padded.steps // bench.local.epochs)
@@ -192,57 +193,78 @@ class Clients:
 
 
 def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
-    """One step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
+    """Do one step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
     head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.fixed))
     params, memory = head
     own = has_own(job.algorithm, "local_step")
-    step = partial(_own_step if own else _gradient, job, frame, batch.step)
+    step: Callable[..., tuple[Any, ...]] = partial(_own_step if own else _gradient, job, frame, batch.step)
     *new, losses = vmap(step)(params, memory, batch.x, batch.y, batch.mask, fixed)
     if own:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))  # by name, not by order
-        torch._foreach_copy_([old for old, _ in pairs], [value for _, value in pairs])
+        copy_each([old for old, _ in pairs], [value for _, value in pairs])
     else:
         optimizers.step_in_place(params, new[0], memory, frame.lr, job.bench.local, batch.step)
     frame.losses[:active].add_(losses)
 
 
-def _own_step(job, frame, number, params, memory, x, y, mask, fixed):
-    """One client's (params, memory, loss) after the algorithm's local step."""
+def _own_step(
+    job: Job,
+    frame: Frame,
+    number: int,
+    params: Params,
+    memory: Tree,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mask: torch.Tensor,
+    fixed: Fixed,
+) -> tuple[Params, Tree, torch.Tensor]:
+    """Return one client's (params, memory, loss) after the algorithm's local step."""
     ctx = make_context(job, frame.server, frame.lr, fixed)
     return job.algorithm.local_step(job.net, params, memory, Batch(x, y, mask, number), ctx)
 
 
-def _gradient(job, frame, number, params, memory, x, y, mask, fixed):
-    """One client's (gradient, loss) in the base's local step."""
+def _gradient(
+    job: Job,
+    frame: Frame,
+    number: int,
+    params: Params,
+    memory: Tree,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mask: torch.Tensor,
+    fixed: Fixed,
+) -> tuple[Params, torch.Tensor]:
+    """Return one client's (gradient, loss) in the base's local step."""
     ctx, batch = make_context(job, frame.server, frame.lr, fixed), Batch(x, y, mask, number)
     grads, loss = grad_and_value(lambda p: job.algorithm.objective(job.net, p, batch, ctx))(params)
     return job.algorithm.transform_grads(grads, params, batch, ctx), loss
 
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
-    """What the hooks of one client see; inside vmap."""
+    """Return the context that the hooks of one client see; inside vmap."""
     return Context(server, one.personals, one.states, one.plans, one.begun, lr, one.steps, job.bench.local)  # type: ignore[arg-type]
 
 
 def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """[...] -> [count, ...], each in the memory layout of the leaf."""
+    """Copy a leaf [...] -> [count, ...], each in the memory layout of the leaf."""
     return tree.room_for(leaf, count).copy_(leaf.expand(count, *leaf.shape))
 
 
 def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:
-    """Trees of numpy arrays -> one tree of tensors [C, ...] on the device."""
+    """Stack trees of numpy arrays into one tree of tensors [C, ...] on the device."""
     return tree.map(lambda *values: upload(torch.as_tensor(np.stack(values)), device), *plans)
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """To the device without waiting for it: from ordinary memory, CUDA would first finish all that it was given."""
+    """Upload to the device without waiting for it: from ordinary memory, CUDA would first finish all that it was
+    given."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def pad(schedules: Sequence[Schedule], bench: ClientRuntime) -> PaddedSchedules:
-    """Schedules of different lengths as arrays; what is padded has mask 0 and, as its number, an example of the same
-    client."""
+    """Pad schedules of different lengths to arrays; what is padded has mask 0 and, as its number, an example of the
+    same client."""
     steps = np.array([s.steps for s in schedules])
     longest, batch_size = max(steps), schedules[0].index.shape[1]
 

@@ -1,4 +1,4 @@
-"""How stacked convolutions are computed: each client has weights of its own, so no ordinary convolution fits.
+"""Computation of stacked convolutions: each client has weights of its own, so no ordinary convolution fits.
 
 torch.func.vmap turns them into one convolution of as many groups as clients. The alternative here is an ordinary
 convolution for every client, each on a CUDA stream of its own, so that they share the device: what a library does best,
@@ -7,7 +7,7 @@ many at a time. `python -m benchmarks.convolutions` compares them, and matrix pr
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedexp.core import tree
 from fedexp.core.errors import require_choice
+from fedexp.core.private.of_torch import is_wrapped
 from fedexp.core.tree import Params
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
@@ -29,13 +30,13 @@ One = Callable[..., torch.Tensor]  # of the tensors of one client
 
 
 def uses_streams(convolution: str, device: torch.device) -> bool:
-    """Whether clients convolve one by one; `auto`: on CUDA devices, where it was the fastest."""
+    """Return True where clients convolve one by one; `auto`: on CUDA devices, where it was the fastest."""
     require_choice("hardware.convolution", convolution, CONVOLUTIONS)
     return convolution == "streams" or (convolution == "auto" and device.type == "cuda")
 
 
 class StreamsNetwork:
-    """The same network; inside vmap its stacked convolutions are one for each client."""
+    """A network like the given one; inside vmap its stacked convolutions are one for each client."""
 
     def __init__(self, net: FunctionalNetwork):
         self.net = net
@@ -55,10 +56,19 @@ class StreamsNetwork:
         return self.net.buffers()
 
 
+Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where all clients share it
+
+
 class _OneByOne(TorchFunctionMode):
     """Replaces F.conv2d where input and weight are both stacked and the convolution is a plain one."""
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if function is F.conv2d:
             call = _plain(*args, **kwargs)
@@ -76,17 +86,17 @@ def _plain(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, int]] | None:
-    """The arguments of `convolve`, or None where torch's own convolution is to be used."""
+    """Return the arguments of `convolve`, or None where torch's own convolution is to be used."""
     if isinstance(padding, str):
         return None
     # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary convolution.
-    stacked = all(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in (input, weight))
+    stacked = all(is_wrapped(t) for t in (input, weight))
     ones = _pair(stride) + _pair(dilation) + (groups,)
     return (input, weight, bias, _pair(padding)) if stacked and input.dim() == 4 and set(ones) == {1} else None
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """An int or one or two ints, as convolutions take them, as two."""
+    """Return the one or two ints that convolutions accept, as two."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
 
@@ -94,7 +104,7 @@ def _pair(value: Any) -> tuple[int, int]:
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
 ) -> torch.Tensor:
-    """F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O], padding=padding); differentiable once."""
+    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O], padding=padding); differentiable once."""
     if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
@@ -106,22 +116,31 @@ class _Convolution(Function):
     """F.conv2d of plain convolutions."""
 
     @staticmethod
-    def forward(x, weight, bias, padding):
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
+    ) -> torch.Tensor:
         return F.conv2d(x, weight, bias, padding=padding)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, weight, _, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:3]
         grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, ctx.padding, *wanted))
         return *(next(grads) if one else None for one in wanted), None
 
     @staticmethod
-    def vmap(info, in_dims, x, weight, bias, padding):
+    def vmap(
+        info: Any,
+        in_dims: Dims,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        padding: tuple[int, int],
+    ) -> tuple[torch.Tensor, int]:
         function, dims = partial(F.conv2d, padding=padding), in_dims[:3]
         if bias is not None and None in dims:
             return vmap(function, dims)(x, weight, bias), 0
@@ -132,23 +151,33 @@ class _Convolution(Function):
 
 
 class _Gradients(Function):
-    """Of a convolution by its input, weights and bias, those that are asked for; a function of its own, so that vmap
-    knows how to compute it."""
+    """The gradients of a convolution by its input, weights and bias, those that are asked for; a function of its own,
+    so that vmap knows how to compute it."""
 
     @staticmethod
-    def forward(grad, x, weight, padding, *wanted):
+    def forward(
+        grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int], *wanted: bool
+    ) -> tuple[torch.Tensor, ...]:
         return tuple(function(grad, x, weight) for function in _gradients(padding, *wanted))
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
         raise NotImplementedError("the gradient of a gradient: use hardware.convolution=grouped")
 
     @staticmethod
-    def vmap(info, in_dims, grad, x, weight, padding, *wanted):
+    def vmap(
+        info: Any,
+        in_dims: Dims,
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        padding: tuple[int, int],
+        *wanted: bool,
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
         few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
@@ -160,7 +189,7 @@ class _Gradients(Function):
 
 
 def _gradients(padding: tuple[int, int], of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
-    """Functions of (gradient of the output, x, weight)."""
+    """Return the functions of (gradient of the output, x, weight)."""
 
     def gradient(which: int, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ones, mask = (1, 1), [i == which for i in range(3)]
@@ -175,8 +204,8 @@ def _gradients(padding: tuple[int, int], of_x: bool, of_weight: bool, of_bias: b
 def gradient_of_weights(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]
 ) -> torch.Tensor:
-    """Stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O, C, h, w], by matrix products
-    of patches, one for each image.
+    """Compute stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O, C, h, w], by matrix
+    products of patches, one for each image.
 
     For few channels, as images have: cuDNN's way adds in any order, and the one that does not took sixteen times as
     long (H100, fp32 and tf32; in bf16 it has a good one).
@@ -193,8 +222,8 @@ def gradient_of_weights(
 def _batched(
     functions: list[One], in_dims: tuple[int | None, ...], *inputs: torch.Tensor, addend: torch.Tensor | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """(what each function gives, its stacked dimension): client by client where all inputs are stacked, else (such as
-    in per-example gradients, vmap within vmap) as torch has it, without the addend."""
+    """Return (what each function gives, its stacked dimension): client by client where all inputs are stacked, else
+    (such as in per-example gradients, vmap within vmap) as torch has it, without the addend."""
     if None in in_dims:
         outputs = tuple(vmap(function, in_dims)(*inputs) for function in functions)
     else:
@@ -206,8 +235,8 @@ def _batched(
 def side_by_side(
     functions: list[One], stacked: list[torch.Tensor], addend: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Each function of each slice of the first dimension, on CUDA on streams; the results of a function stacked, with
-    the slices of the addend added.
+    """Apply each function to each slice of the first dimension, on CUDA on streams; return the results of a function
+    stacked, with the slices of the addend added.
 
     The streams begin when all that was launched so far is done, and what is launched next waits for them. So memory
     that one side gives back is used by the other only when it is free, without the allocator being told of it. That

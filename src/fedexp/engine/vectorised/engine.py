@@ -24,12 +24,12 @@ SHARE_OF_MEMORY = 0.5  # of what is free, for the clients that are trained at on
 
 
 class OutOfMemory(RuntimeError):
-    """Not even one client at a time fits into the memory of the device."""
+    """Error: not even one client at a time fits into the memory of the device."""
 
 
 @dataclass
 class Vectorised(Engine):
-    """For models that treat each example alone."""
+    """Engine for models that treat each example alone."""
 
     chunk: int | None = None  # clients at a time; None: as many as fit into the memory of the device
     convolution: str = "auto"  # grouped | streams; auto: streams on CUDA
@@ -57,7 +57,7 @@ class Vectorised(Engine):
         return self.chunk or len(cohort.clients)
 
     def _attempt(self, job: Job, cohort: Cohort, chunk: int, evaluate_local: bool) -> Trained | None:
-        """The whole cohort, `chunk` clients at a time; None where that takes too much memory.
+        """Train the whole cohort, `chunk` clients at a time; None where that takes too much memory.
 
         Nothing that was given is changed, so a failed attempt leaves no trace. It returns instead of raising because an
         exception would keep the tensors of its frames alive.
@@ -92,7 +92,7 @@ class Vectorised(Engine):
         return None
 
     def _train_together(self, job: Job, cohort: Cohort) -> tuple[Clients, Trained]:
-        """Clients in the order of falling numbers of steps, and what they give without evaluation."""
+        """Train the clients in the order of falling numbers of steps, and return their results without evaluation."""
         clients, count = Clients(job, cohort), len(cohort.clients)
         run_steps(clients, self._graphs)
         messages, states = clients.finish()
@@ -102,13 +102,14 @@ class Vectorised(Engine):
 
 
 def can_be_recorded(bench: ClientRuntime) -> bool:
-    """On CUDA, but not in float64: recorded steps take the learning rate from memory, which torch has as float32."""
+    """Return True on CUDA, but not in float64: recorded steps take the learning rate from memory, which torch has as
+    float32."""
     return bench.device.type == "cuda" and bench.dtype == torch.float32
 
 
 @torch.no_grad()
 def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = None) -> torch.Tensor:
-    """Class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C].
+    """Return class-wise right answers on the test set of models stacked along the first dimension; int64 [models, C].
     draws: of the augmented view of all test examples (ClientRuntime.test_draws)."""
     bench, data = job.bench, job.bench.data
     count = len(next(iter(params.values())))
@@ -124,7 +125,7 @@ def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = Non
 
 
 def chunk_that_fits(job: Job, cohort: Cohort) -> int:
-    """How many clients can be trained at once in the memory that is free; 1 where even that is in doubt."""
+    """Return the number of clients that can be trained at once in the free memory; 1 where even that is in doubt."""
     try:
         each = max(memory_of_one(job, cohort), 1)
     except RuntimeError as error:
@@ -135,7 +136,7 @@ def chunk_that_fits(job: Job, cohort: Cohort) -> int:
 
 
 def memory_of_one(job: Job, cohort: Cohort) -> int:
-    """Bytes that a client takes at its peak, measured in the first step of the longest one."""
+    """Return the bytes that a client takes at its peak, measured in the first step of the longest one."""
     device = job.bench.device
     alone = cohort.take(cohort.longest_first()[:1])
     (schedule,) = alone.schedules
@@ -148,7 +149,7 @@ def memory_of_one(job: Job, cohort: Cohort) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes on a CUDA device that nobody uses, or that torch holds without using them."""
+    """Return the bytes on a CUDA device that nobody uses, or that torch holds without using them."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
@@ -157,7 +158,8 @@ Moment = float | torch.cuda.Event
 
 
 def moment(device: torch.device) -> Moment:
-    """Now, as the device sees it, without waiting for it: on CUDA, when all that it was given so far is done."""
+    """Return the time now, as the device sees it, without waiting for it: on CUDA, when all that it was given so far is
+    done."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -166,7 +168,7 @@ def moment(device: torch.device) -> Moment:
 
 
 def seconds(start: Moment, end: Moment) -> float:
-    """Between two moments; waits for the second."""
+    """Return the seconds between two moments; wait for the second."""
     if isinstance(start, float) or isinstance(end, float):
         return end - start  # type: ignore[operator]
     end.synchronize()

@@ -23,7 +23,7 @@ FRAMES = 2  # kept at a time: a whole chunk and the rest of the cohort
 
 
 def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
-    """All local steps of the clients, in place."""
+    """Run all local steps of the clients, in place."""
     steps: Steps = graphs.open(clients) if graphs else Eager(clients)
     for run in clients.runs():
         steps.keep(run.active)
@@ -33,18 +33,18 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
 
 
 class Steps(Protocol):
-    """How the steps of a round are carried out."""
+    """Base of the ways in which the steps of a round are carried out."""
 
     def step(self, active: int, batch: Batch) -> None:
-        """One step of the first `active` clients."""
+        """Do one step of the first `active` clients."""
 
     def keep(self, active: int) -> None:
-        """Only the first `active` clients go on: the others must be as they should be."""
+        """Keep only the first `active` clients running: the others must be as they should be."""
 
 
 @dataclass(frozen=True)
 class Eager:
-    """Step by step, kernel by kernel."""
+    """Steps carried out one by one, kernel by kernel."""
 
     clients: Clients
 
@@ -52,21 +52,21 @@ class Eager:
         local_step(self.clients.job, self.clients.frame, active, batch)
 
     def keep(self, active: int) -> None:
-        """They are: a step touches only those that still have one."""
+        """Do nothing: a step touches only those that still have one."""
 
 
 class Capture(Protocol):
-    """How a step is recorded."""
+    """Base of the ways to record a step."""
 
     def warm_up(self, step: Callable[[], None]) -> None:
-        """Carries out the step, so that libraries have done by then what may not be recorded."""
+        """Carry out the step, so that libraries have done by then what may not be recorded."""
 
     def record(self, step: Callable[[], None]) -> Callable[[], Any]:
-        """Records the step without carrying it out; what is returned carries it out."""
+        """Record the step without carrying it out; what is returned carries it out."""
 
 
 class CudaCapture:
-    """With CUDA graphs, which share the memory of what they compute in between: only one runs at a time."""
+    """Recording with CUDA graphs, which share the memory of what they compute in between: only one runs at a time."""
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
@@ -98,7 +98,7 @@ class Recorded:
 
 
 class Graphs:
-    """The graphs of a run. Where a step cannot be recorded, everything goes on without, after one log line."""
+    """The graphs of a run. Where a step cannot be recorded, steps run without graphs, after one log line."""
 
     def __init__(self, capture: Capture):
         self.capture = capture
@@ -106,11 +106,11 @@ class Graphs:
         self._recorded: dict[Any, Recorded] = {}
 
     def open(self, clients: Clients) -> Steps:
-        """For one round of clients."""
+        """Open the frame for one round of clients."""
         return Eager(clients) if self.failed else Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
-        """One step of the first `size` clients of a frame: carried out as it is, then recorded, then replayed."""
+        """Do one step of the first `size` clients of a frame: carried out as it is, then recorded, then replayed."""
 
         def step() -> None:
             job, batch = recorded.job, recorded.batch
@@ -133,11 +133,11 @@ class Graphs:
         recorded.replays[size]()
 
     def clear(self) -> None:
-        """Gives back the memory of frames and graphs."""
+        """Give back the memory of frames and graphs."""
         self._recorded.clear()
 
     def _frame_of(self, clients: Clients) -> Recorded:
-        """The frame into which these clients fit; a new one where there is none."""
+        """Return the frame into which these clients fit; a new one where there is none."""
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
         shapes = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         key = repr((structure, shapes))
@@ -167,14 +167,14 @@ class Replaying:
         self.graphs.step(self.recorded, rounded(active, self.clients.count))
 
     def keep(self, active: int) -> None:
-        """Copies out the clients that are done, before a graph of more clients than are active spoils them."""
+        """Copy out the clients that are done, before a graph of more clients than are active spoils them."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
         tree.map(lambda to, of: to[done].copy_(of[done]), (ours.params, ours.losses), (theirs.params, theirs.losses))
         self.before = active
 
 
 def rounded(active: int, count: int) -> int:
-    """The number of clients of the graph to use: `active` with three binary digits, rounded up; at most `count`.
+    """Return the number of clients of the graph to use: `active` with three binary digits, rounded up; at most `count`.
 
     1 to 8, 10, 12, 14, 16, 20, ...: at most a quarter is computed for nothing.
     """
@@ -183,7 +183,8 @@ def rounded(active: int, count: int) -> int:
 
 
 def make_frame(clients: Clients) -> Recorded:
-    """Memory for such clients; the learning rate and the number of the step become tensors, which can change."""
+    """Allocate memory for such clients; the learning rate and the number of the step become tensors, which can
+    change."""
     ours, padded, bench = clients.frame, clients.padded, clients.job.bench
     lr = torch.zeros((), dtype=bench.dtype, device=bench.device)
     room = tree.map(lambda v: torch.empty_like(v) if isinstance(v, torch.Tensor) else v, vars(replace(ours, lr=lr)))
@@ -200,7 +201,7 @@ def copy_into(target: Any, source: Tree) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch.cuda.OutOfMemoryError, and what the libraries below it raise."""
+    """Return True for torch.cuda.OutOfMemoryError, and for what the libraries below it raise."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error).lower()

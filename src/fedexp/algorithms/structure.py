@@ -1,0 +1,69 @@
+"""Hooks for algorithms whose rounds have another shape than FedAvg's; most algorithms need none of them.
+
+FedAvg inherits these defaults: one exchange a round in which all clients of the cohort do the same, `local.epochs`
+passes over the local data, and nothing that is special to a task of a scenario.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
+
+if TYPE_CHECKING:
+    from fedexp.algorithms.base import FedAvg
+
+
+class RoundStructure:
+    """Base of FedAvg: which exchanges a round has, who takes which part in them, how long, and what a task changes."""
+
+    # --- tasks of a scenario
+
+    def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
+        """Return which output of the model stands for a class in the test of a task, int [tasks, C], -1: not among the
+        answers; None: output c stands for class c in every task. tasks: the classes of each."""
+        return None
+
+    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+        """Return the server's state at the start of a task after the first; `initial`: the initial model with its
+        buffers."""
+        return server
+
+    # --- exchanges and roles, on the host
+
+    def exchanges(self, info: Federation) -> "Sequence[FedAvg]":
+        """Return the exchanges of a round: each sends, has the same cohort train, and aggregates, one after the
+        other."""
+        return (cast("FedAvg", self),)
+
+    def closing_exchanges(self, info: Federation) -> "Sequence[FedAvg]":
+        """Return the exchanges with all clients at the end of a task that another follows."""
+        return ()
+
+    def roles(self, info: Federation, clients: Sequence[int], rng: np.random.Generator) -> "Sequence[FedAvg]":
+        """Return the algorithm whose client-side hooks each client of a cohort follows."""
+        return [cast("FedAvg", self)] * len(clients)
+
+    # --- local training: how long, at which rate, and what an engine may do of it
+
+    def epochs(self, local: LocalTraining) -> int:
+        """Return the number of passes over the local data in a round."""
+        return local.epochs
+
+    def local_lr(self, lr: float) -> float:
+        """Return the learning rate of local training, from that of the round."""
+        return lr
+
+    def after(self, info: Federation, local: LocalTraining) -> int:
+        """Return the largest number of batches of another pass over the client's data that `finish` looks at
+        (`base.fresh_pass`)."""
+        return 0
+
+    def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
+        """Return what `client_setup` would of one batch, where it gives the same of every batch of the first pass,
+        stacked: so an engine need not ask for the padding of shorter clients."""
+        return {}

@@ -1,0 +1,89 @@
+"""Two readings of a printed value: where text and released code differ, each stands in a row of its own.
+
+A sweep names the sweeps of other readings by `readings: {<sweep>: <label>}`. Their cells stand below those of the
+first reading, as `MOON (mu=0.1, released)`; they are never averaged, and the closer one is named once both are run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from fedexp.analysis import compare
+from fedexp.analysis.layout import Section
+from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
+from fedexp.rundir.reader import RunDirectory
+
+KEY = [*compare.CELL, "metric"]
+
+
+def with_readings(
+    tidy: pd.DataFrame, sweep: Sweep, others: Sequence[Sweep], jobs_of: Callable[[Sweep], Sequence[RunDirectory]]
+) -> pd.DataFrame:
+    """Return the tidy table with the rows of other readings below those of the first, and two columns more: `reading`
+    ("" of the first) and `closest`, the method of the row that is closest to the print where all were run in full."""
+    parts = [tidy.assign(reading="")]
+    order = {tuple(key): i for i, key in enumerate(tidy[KEY].to_numpy().tolist())}
+    for other in others:
+        names = rows_of(sweep, other)
+        table = compare.cells(other, jobs_of(other))
+        keys = [tuple(key) for key in table[KEY].to_numpy().tolist()]
+        table = table.assign(reading=[names.get(key, "") for key in keys], rho=None, order="", order_by="")
+        parts.append(table[table["reading"] != ""])
+    keyed = [part.assign(place=[order[tuple(key)] for key in part[KEY].to_numpy().tolist()]) for part in parts]
+    found = pd.concat([part for part in keyed if len(part)], ignore_index=True) if len(keyed) > 1 else keyed[0]
+    found = found.sort_values("place", kind="stable", ignore_index=True)
+    return with_closest(found).drop(columns="place")
+
+
+def rows_of(sweep: Sweep, other: Sweep) -> dict[tuple[str, ...], str]:
+    """Return the key of every printed value that another sweep reads differently -> the name of that reading."""
+    common = {text for block in sweep.blocks for text in block.fixed}
+    printed, found = compare.printed_cells(other), dict[tuple[str, ...], str]()
+    for block in other.blocks:
+        changes = [text.partition("=") for text in block.fixed if text not in common]
+        changed = [f"{key.rpartition('.')[2]}={value}" for key, _, value in changes]
+        name = ", ".join(filter(None, (*changed, sweep.readings[other.name])))
+        for combination in block.combinations():
+            for i, _ in compare.matches(printed, block, block.fields(combination)):
+                found[tuple(printed[i][column] for column in KEY)] = name
+    return found
+
+
+def is_of(other: Sweep, run: RunDirectory) -> bool:
+    """Whether a run belongs to another reading, at its protocol."""
+    return cell_of(other, run.overrides) is not None and not protocol_of(other, run.overrides)
+
+
+def with_closest(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with the column `closest` and with the readings in the names of the methods."""
+    names = table["method"].where(table["reading"] == "", table["method"] + " (" + table["reading"] + ")")
+    closest = pd.Series("", index=table.index)
+    fit = (table["protocol"] == "full") & table["difference"].notna()
+    for _, group in table.groupby("place", sort=False):
+        if len(group) > 1 and fit[group.index].all():
+            distances = group["difference"].astype(float).abs().to_numpy()
+            closest[group.index] = names[group.index].iloc[int(distances.argmin())]
+    return table.assign(method=names, closest=closest)
+
+
+def first(tidy: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the first reading."""
+    return tidy[tidy["reading"] == ""] if "reading" in tidy else tidy
+
+
+def sections(tidy: pd.DataFrame) -> list[Section]:
+    """Return which reading of a method is closer to the print, and in how many of its cells; [] where none has both."""
+    known = first(tidy)
+    known = known[known["closest"] != ""] if "closest" in known else known[:0]
+    if not len(known):
+        return []
+    rows: dict[str, dict[str, str]] = {}
+    for (method, metric), group in known.groupby(["method", "metric"], sort=False):
+        count = Counter(group["closest"])
+        rows.setdefault(str(method), {})[str(metric)] = ", ".join(
+            f"{name}: {n} of {len(group)}" for name, n in count.most_common()
+        )
+    return [
+        Section("Readings of a printed value: the closer one", pd.DataFrame.from_dict(rows, orient="index").fillna(""))
+    ]

@@ -1,0 +1,212 @@
+"""What of the papers' tables is measured, what that has cost, and what the rest would cost (`--status`)."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedexp.analysis import compare, layout
+from fedexp.analysis.compare import load_jobs
+from fedexp.analysis.elsewhere import dataset_of
+from fedexp.analysis.expected import other_data
+from fedexp.analysis.judge import COLUMN
+from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
+from fedexp.config.options import conf_directory
+from fedexp.rundir.evidence import with_kept
+from fedexp.rundir.reader import RunDirectory
+
+COLUMNS = ("printed", "measured, by seeds", "within", "outside", "order reproduced", "spent", "left (first seeds)",
+           "missing")  # fmt: skip
+LEGEND = (
+    "measured: printed values with runs at the full protocol; order reproduced: columns of the paper's table without a "
+    "swap beyond noise. spent: core hours (seconds of all rounds x threads x workers) on CPUs, GPU hours on GPUs, of "
+    "the runs that are here or kept; left: one run of each job without a measured value, from measured runs of the "
+    "same method, else of the same data (~); missing: data sets without a folder below data_dir, memory that this "
+    "machine lacks."
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that a sweep consists of, but for its seed."""
+
+    overrides: frozenset[str]
+    dataset: str
+    algorithm: str
+    cells: tuple[tuple[str, str], ...] = ()  # fields of its printed cells
+
+    def is_in(self, table: pd.DataFrame | None) -> bool:
+        """Whether a table has its values at the full protocol, wherever its runs are now."""
+        if table is None or "protocol" not in table or not self.cells:
+            return False
+        mine = table["protocol"] == "full"
+        for name, value in self.cells:
+            mine &= table[name].astype(str) == value
+        return bool(mine.any())
+
+
+@dataclass
+class Hours:
+    """Hours on CPU cores and on GPUs, apart."""
+
+    cpu: float = 0.0
+    gpu: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{hours:.1f} {name} h" for name, hours in (("core", self.cpu), ("GPU", self.gpu)) if hours]
+        return ", ".join(parts) or "-"
+
+
+@dataclass
+class Costs:
+    """Hours of runs at the full protocol by what they are, and the largest memory."""
+
+    exact: dict[Any, list[Hours]] = field(default_factory=dict)  # (data set, algorithm), and the data set alone
+    memory: dict[str, int] = field(default_factory=dict)  # data set -> bytes at the peak
+
+    def add(self, job: Job, run: RunDirectory) -> None:
+        for key in ((job.dataset, job.algorithm), job.dataset):
+            self.exact.setdefault(key, []).append(hours_of(run))
+        peak = (run.summary.get("peak_memory") or {}).get("host") or 0
+        self.memory[job.dataset] = max(peak, self.memory.get(job.dataset, 0))
+
+    def estimate(self, job: Job, kind: str) -> tuple[float | None, bool]:
+        """(hours of a run on `cpu` or `gpu`, whether they are of the same method); None where nothing was measured."""
+        for key in ((job.dataset, job.algorithm), job.dataset):
+            if found := [hours for each in self.exact.get(key, ()) if (hours := getattr(each, kind))]:
+                return float(np.median(found)), key != job.dataset
+        return None, False
+
+
+def hours_of(run: RunDirectory) -> Hours:
+    """Hours of one run, of all its rounds."""
+    hardware, seconds = run.summary.get("hardware") or {}, run.summary.get("seconds") or 0.0
+    if str(hardware.get("device", "cpu")).startswith("cuda"):
+        return Hours(gpu=seconds / 3600)
+    cores = (hardware.get("threads") or 1) * max(hardware.get("workers") or 1, 1)
+    return Hours(cpu=seconds * cores / 3600)
+
+
+def jobs_of(sweep: Sweep) -> list[tuple[Block, Job]]:
+    """The jobs of a sweep, each once, with their blocks."""
+    found: dict[frozenset[str], tuple[Block, Job]] = {}
+    for block in sweep.blocks:
+        for combination in block.combinations():
+            texts = frozenset([*(f"{key}={value}" for key, value in combination), *block.fixed])
+            cells = tuple(block.fields(combination).items())
+            given = dict(text.partition("=")[::2] for text in texts)
+            data = given.get("dataset") or dataset_of(conf_directory(), given.get("experiment", "")) or "digits"
+            found.setdefault(texts, (block, Job(texts, data, given.get("algorithm", "fedavg"), cells)))
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A sweep with its jobs and the runs at the full protocol that each has."""
+
+    sweep: Sweep
+    table: pd.DataFrame | None  # as committed
+    runs: dict[Job, list[RunDirectory]]
+    spent: Hours
+
+
+def standing(sweep: Sweep, table: pd.DataFrame | None, directory: Path) -> Standing:
+    """directory: of the sweep, which need not be there."""
+    jobs = jobs_of(sweep)
+    runs: dict[Job, list[RunDirectory]] = {job: [] for _, job in jobs}
+    spent = Hours()
+    if directory.is_dir():
+        with with_kept(directory) as source:
+            for run in (run for run in load_jobs(source) if run.finished):
+                if run.stands_for is None:
+                    hours = hours_of(run)
+                    spent = Hours(spent.cpu + hours.cpu, spent.gpu + hours.gpu)
+                found, given = cell_of(sweep, run.overrides), set(run.overrides)
+                if found and not protocol_of(sweep, run.overrides) + other_data(run.summary, run.overrides):
+                    mine = [job for block, job in jobs if block is found[0] and given.issuperset(job.overrides)]
+                    for job in mine[:1]:
+                        runs[job].append(run)
+    return Standing(sweep, table, runs, spent)
+
+
+def status(sweeps: Sequence[tuple[Sweep, pd.DataFrame | None]], root: Path, data_dir: Path) -> str:
+    """The table of `--status`. root: the checkout; data_dir: where data sets lie."""
+    found = [standing(sweep, table, root / "multirun" / sweep.name) for sweep, table in sweeps]
+    costs = Costs()
+    for each in found:
+        for job, runs in each.runs.items():
+            for run in runs:
+                costs.add(job, run)
+    rows = [row(each, costs, data_dir) for each in found]
+    names = [f"`{each.sweep.name}`" for each in found]
+    return f"{layout.markdown(pd.DataFrame(rows, index=names, columns=list(COLUMNS)))}\n{LEGEND}\n"
+
+
+def row(each: Standing, costs: Costs, data_dir: Path) -> list[str]:
+    """A row of the table."""
+    printed = [cell for cell in compare.printed_cells(each.sweep) if cell["method"] != "(all)"]
+    full = None if each.table is None or "protocol" not in each.table else each.table[each.table["protocol"] == "full"]
+    open_jobs = [job for job, runs in each.runs.items() if not runs and not job.is_in(each.table)]
+    texts = ["", "", "", ""]
+    if full is not None:
+        seeds = sorted(Counter(full["n"].astype(int)).items())
+        verdicts, orders = Counter(full["verdict"]), judged_orders(full)
+        texts = [
+            ", ".join(f"{number} with {n} seed{'s' if n > 1 else ''}" for n, number in seeds) or "0",
+            str(verdicts["within"]),
+            str(verdicts["outside"]),
+            f"{sum(not text.startswith('swapped') for text in orders)} of {len(orders)}" if orders else "-",
+        ]
+    return [
+        str(len(printed) or "-"),
+        *texts,
+        str(each.spent),
+        left(open_jobs, len(each.runs), costs),
+        missing(open_jobs, costs, data_dir),
+    ]
+
+
+def judged_orders(table: pd.DataFrame) -> list[str]:
+    """The verdict on the order of the methods of each column of the paper's table that has one."""
+    judged = table[table["order_by"].fillna("") != ""]
+    return [str(group["order"].iloc[0]) for _, group in judged.groupby(list(COLUMN), sort=False)]
+
+
+def left(jobs: Sequence[Job], total: int, costs: Costs) -> str:
+    """Jobs without a run, and what they would take on CPUs and on GPUs."""
+    if not jobs:
+        return f"0 of {total} jobs"
+    parts = []
+    for kind, unit in (("cpu", "core h"), ("gpu", "GPU h")):
+        known = [costs.estimate(job, kind) for job in jobs]
+        hours = [hours for hours, _ in known if hours is not None]
+        if hours:
+            about = "" if all(same for hours, same in known if hours is not None) else "~"
+            some = f" for {len(hours)} of them" if len(hours) < len(jobs) else ""
+            parts.append(f"{about}{sum(hours):.1f} {unit}{some}")
+    return f"{len(jobs)} of {total} jobs: " + (" or ".join(parts) or "not measured")
+
+
+def missing(jobs: Sequence[Job], costs: Costs, data_dir: Path) -> str:
+    """Data sets that are not here, and memory that this machine has not, for these jobs."""
+    needed = sorted({job.dataset for job in jobs})
+    absent = [name for name in needed if not is_here(name, data_dir)]
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    large = [f"{name}: {costs.memory[name] / 1e9:.0f} GB" for name in needed if costs.memory.get(name, 0) > there > 0]
+    return "; ".join([*([f"data: {', '.join(absent)}"] if absent else []), *large])
+
+
+def is_here(dataset: str, data_dir: Path) -> bool:
+    """Whether data_dir has a folder or file whose name begins with that of the data set; digits come with
+    scikit-learn."""
+    if dataset == "digits":
+        return True
+    entries = [path.name for path in data_dir.iterdir()] if data_dir.is_dir() else []
+    name = re.sub(r"\W|_", "", dataset.lower())
+    return any(re.match(rf"{name}(?!\d)", re.sub(r"\W|_", "", entry.lower())) for entry in entries)

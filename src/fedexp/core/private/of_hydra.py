@@ -1,0 +1,78 @@
+"""Hydra and OmegaConf: the loader that composes, the parser of flags, and nodes as they are written.
+
+The loader: Hydra instantiates what the composed configuration names before it calls anything of ours, and only the
+loader sees all ways in which a name can come in (see `fedexp.config.composing`); no plugin can take its place.
+The parser: it prints its usage and exits; to say one message instead, the same parser is asked before.
+The jobs of a sweep: Hydra takes sweepers only from a package `hydra_plugins`; its own one has a hook for their order.
+The nodes: the public functions of OmegaConf resolve interpolations, which must be looked at first.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hydra._internal import hydra as _application
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from omegaconf import DictConfig, ListConfig
+
+__all__ = ["CORE_PLUGINS", "ConfigLoaderImpl", "ConfigRepository"]
+
+CORE_PLUGINS = "hydra._internal.core_plugins"  # where Hydra's own launcher and sweeper are, as its configuration says
+
+
+def replace_loader(loader: type[ConfigLoaderImpl]) -> None:
+    """From now on Hydra composes with this loader."""
+    _application.ConfigLoaderImpl = loader  # type: ignore[misc]
+
+
+@contextmanager
+def sweeping(jobs: Sequence[list[str]]) -> Iterator[None]:
+    """Have Hydra's sweeper launch these jobs, in this order, while the block runs, whatever the command line lists.
+
+    jobs: the overrides of each.
+    """
+    before = BasicSweeper.split_arguments
+
+    def split(overrides: Any, size: int | None) -> list[list[list[str]]]:
+        return [list(chunk) for chunk in BasicSweeper.split_overrides_to_chunks(list(jobs), size)]
+
+    BasicSweeper.split_arguments = staticmethod(split)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        BasicSweeper.split_arguments = before  # type: ignore[method-assign]
+
+
+def parse_flags(arguments: list[str]) -> None:
+    """Raise argparse.ArgumentError for what Hydra's parser would refuse."""
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    parser.parse_args(arguments)
+
+
+def is_empty(node: Any) -> bool:
+    """Whether a node is None or `???`."""
+    return node is None or node._is_none() or node._is_missing()
+
+
+def is_interpolation(node: Any) -> bool:
+    """Whether a node is written with `${`."""
+    return node._is_interpolation()
+
+
+def written(node: Any) -> Any:
+    """The value of a node as it is written."""
+    return node._value()
+
+
+def child(node: DictConfig | ListConfig, key: Any) -> Any:
+    """A node in another one, not resolved."""
+    return node._get_node(key)
+
+
+def resolved(node: Any) -> Any:
+    """The node that an interpolation stands for. Raises OmegaConfBaseException where there is none."""
+    return node._dereference_node()

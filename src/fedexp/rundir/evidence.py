@@ -1,0 +1,255 @@
+"""Finished runs as small files that are committed: `multirun/<sweep>/runs/<run>.json.xz`, one a run.
+
+Such a file has what tables, figures and documents read of a run directory: rounds, class accuracies of all test views,
+task accuracies, configuration, overrides, fingerprint, and the summary with commit and hardware. `pack` writes it,
+`unpack` makes a run directory of it, so that every reader of run directories reads both. Left out are the clients'
+tables, checkpoints, the times of the phases of a round, and the indices of the partition; of the time of a round three
+digits are kept, of losses seven, which no table shows. Cells that tables show are the text of the csv files. Nothing is
+unpickled.
+"""
+
+import csv
+import io
+import json
+import lzma
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+from fedexp.core.views import VIEWS, file_of
+from fedexp.data.partition import load_npz, partition_hash, save_npz
+from fedexp.metrics.history import later_partitions
+from fedexp.rundir import files, origin
+from fedexp.rundir.elsewhere import NOTE, ROOT, config_of
+from fedexp.rundir.reader import finished_summary
+
+FORMAT = 1
+FOLDER, SUFFIX = "runs", ".json.xz"
+LIMIT = 2**28  # bytes that a file may unpack to
+LARGEST = 20_000  # test examples of a class
+TABLES = (files.ROUNDS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
+PHASES, LOSSES = re.compile(r".*(_seconds|_per_second)"), re.compile(r"(train|test)_loss")
+NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # the run of another sweep: ../../<sweep>/<run>
+LEFT_OUT = ("checkpoint", "figures", "wandb", "*.log", ".lock", ".owner.json", "*.tmp")
+
+
+def keep_runs(sweep: Path) -> list[Path]:
+    """Write the file of every run of a sweep's directory that is over, or that another sweep's run stands for."""
+    jobs = sorted({path.parent.parent for path in sweep.glob("*/.hydra/overrides.yaml")})
+    found = [(job, content) for job in jobs if (content := pack(job)) is not None]
+    paths = [sweep / FOLDER / f"{job.name}{SUFFIX}" for job, _ in found]
+    for path, (_, content) in zip(paths, found, strict=True):
+        storage.write_atomically(path, content, sync_folder=False)
+    return paths
+
+
+def pack(directory: Path) -> bytes | None:
+    """The content of the file of a run; None for one that is not over. Equal runs have equal bytes."""
+    summary, note = finished_summary(directory), directory / NOTE
+    overrides = yaml.safe_load((directory / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+    value: dict[str, Any] = {"format": FORMAT, "overrides": portable(overrides)}
+    if summary is None and not note.exists():
+        return None
+    if summary is None:
+        value["elsewhere"] = json.loads(note.read_text(encoding="utf-8"))["run"]
+    else:
+        paths = [directory / files.PARTITION, *later_partitions(directory)]
+        started = {key: value for key, value in origin.read(directory).items() if key != "directory"}
+        value |= {
+            "config": portable(config_of(directory)),
+            "origin": started,
+            "summary": portable(summary),
+            "tables": {name: columns(directory / name) for name in TABLES if (directory / name).exists()},
+            "partitions": [partition(path) for path in paths if path.exists()],
+        }
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
+
+
+def portable(value: Any) -> Any:
+    """Without the places of the machine: of an absolute path, also right of the `=` of an override, the last part."""
+    if isinstance(value, Mapping):
+        return {key: portable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [portable(each) for each in value]
+    if isinstance(value, str):
+        key, equals, text = value.rpartition("=")
+        if text.startswith("/"):
+            return f"{key}{equals}{PurePosixPath(text).name}"
+    return value
+
+
+def columns(path: Path) -> dict[str, str]:
+    """The cells of a table of numbers, column by column, separated by commas."""
+    with path.open(newline="", encoding="utf-8") as file:
+        names, *rows = csv.reader(file)
+    if not rows:
+        return dict.fromkeys(names, "")
+    table = {
+        name: ",".join(shortened(name, cell) for cell in cells)
+        for name, cells in zip(names, zip(*rows, strict=True), strict=True)
+        if not PHASES.fullmatch(name)
+    }
+    return table | as_counts(table) if names == ["round", "class", "accuracy"] else table
+
+
+def as_counts(table: Mapping[str, str]) -> dict[str, str]:
+    """The column of class accuracies as numbers of correct examples, beside how many examples each class has (`of`);
+    {} where they are not such fractions. A third of the size."""
+    classes, cells = table["class"].split(","), table["accuracy"].split(",")
+    values: dict[str, list[float]] = {}
+    for label, cell in zip(classes, cells, strict=True):
+        values.setdefault(label, []).append(float(cell or "nan"))
+    sizes = {label: denominator(np.array(found)) for label, found in values.items()}
+    if None in sizes.values():
+        return {}
+    correct = [round(float(cell) * (sizes[label] or 1)) for label, cell in zip(classes, cells, strict=True)]
+    found = {"accuracy": ",".join(map(str, correct)), "of": ",".join(str(sizes[label]) for label in values)}
+    return found if as_accuracies({**table, **found})["accuracy"] == table["accuracy"] else {}
+
+
+def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
+    """The table with its class accuracies, of one with `as_counts`."""
+    classes, sizes = table["class"].split(","), map(int, table["of"].split(","))
+    of = dict(zip(dict.fromkeys(classes), sizes, strict=True))
+    cells = (repr(int(k) / of[label]) for label, k in zip(classes, table["accuracy"].split(","), strict=True))
+    return {"round": table["round"], "class": table["class"], "accuracy": ",".join(cells)}
+
+
+def denominator(values: np.ndarray) -> int | None:
+    """The smallest n of which all these floats are k/n; None where there is none up to LARGEST."""
+    numbers = np.arange(1, LARGEST + 1)
+    for value in np.unique(values):
+        numbers = numbers[np.round(value * numbers) / numbers == value] if value == value else numbers[:0]
+    return int(numbers[0]) if len(numbers) else None
+
+
+def shortened(name: str, cell: str) -> str:
+    """A cell with as many digits as its column keeps."""
+    digits = 3 if name == "seconds" else 7 if LOSSES.match(name) else None
+    return cell if digits is None or not cell else f"{float(cell):.{digits}g}"
+
+
+def partition(path: Path) -> dict[str, Any]:
+    """What of a partition is kept: examples of each client per class, the names of the classes, how it was made."""
+    arrays = load_npz(path)
+    return {
+        "counts": arrays["counts"].tolist(),
+        "classes": [str(name) for name in arrays["classes"]],
+        "info": json.loads(str(arrays["info"])),
+        "hash": str(arrays["hash"]),
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a file. Raises ConfigError for one that is damaged or of a newer format."""
+    try:
+        unpacker = lzma.LZMADecompressor()
+        text = unpacker.decompress(path.read_bytes(), max_length=LIMIT)
+        if not unpacker.eof:
+            raise ValueError("it ends too early, or is too large")
+        value = json.loads(text)
+        number = value["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError, lzma.LZMAError) as error:
+        raise ConfigError(f"{path}: not the file of a run ({error})") from error
+    if not isinstance(number, int) or number > FORMAT:
+        raise ConfigError(f"{path}: has format {number}; this version of fedexp reads formats up to {FORMAT}")
+    return value
+
+
+def unpack(path: Path, directory: Path) -> None:
+    """Make a run directory of a file. Raises ConfigError for one that cannot be read."""
+    value = read(path)
+    try:
+        contents = dict(texts(value))
+        partitions = [arrays_of(each) for each in value.get("partitions", ())]
+    except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
+    for name, text in contents.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text, encoding="utf-8")
+    for number, arrays in enumerate(partitions, 1):
+        save_npz(directory / (files.PARTITION if number == 1 else f"partition_task{number}.npz"), **arrays)
+
+
+def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name of a file of the run directory, its text)."""
+    yield ".hydra/overrides.yaml", yaml.safe_dump(value["overrides"], allow_unicode=True)
+    if "elsewhere" in value:
+        if not NOTED.fullmatch(value["elsewhere"]):
+            raise ValueError(f"{value['elsewhere']}: not a run of another sweep")
+        yield NOTE, json.dumps({"run": value["elsewhere"]})
+        return
+    yield files.CONFIG, yaml.safe_dump(value["config"], sort_keys=False, allow_unicode=True)
+    yield files.SUMMARY, json.dumps(value["summary"], indent=2) + "\n"
+    yield origin.NAME, json.dumps(value["origin"], indent=2) + "\n"
+    for name in TABLES:
+        if table := value["tables"].get(name):
+            yield name, table_text(table)
+
+
+def table_text(table: Mapping[str, str]) -> str:
+    """The csv file again."""
+    if "of" in table:
+        table = as_accuracies(table)
+    cells = [column.split(",") for column in table.values()]
+    if len(set(map(len, cells))) != 1:
+        raise ValueError("columns of several lengths")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table, *zip(*cells, strict=True)])
+    return text.getvalue()
+
+
+def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of partition.npz with the numbers 0, 1, ... in the place of the indices, which are not kept."""
+    counts = np.array(kept["counts"], dtype=np.int64)
+    indices, sizes = np.arange(counts.sum()), counts.sum(1)
+    return {
+        "indices": indices,
+        "sizes": sizes,
+        "counts": counts,
+        "hash": np.array(partition_hash(np.split(indices, np.cumsum(sizes)[:-1]))),
+        "classes": np.array(kept["classes"], dtype=str),
+        "info": np.array(json.dumps(kept["info"] | {"indices": "not kept", "hash": kept["hash"]})),
+    }
+
+
+@contextmanager
+def with_kept(sweep: Path) -> Iterator[Path]:
+    """While the block runs: a directory with all runs of the sweep, those that are here and those of its files; beside
+    it, where it lies in a `multirun`, those of the other sweeps. The sweep's own directory where there are no files."""
+    parent = sweep.absolute().parent
+    inside = parent.name == ROOT
+    folders = [path for path in sorted(parent.iterdir()) if path.is_dir()] if inside else [sweep.absolute()]
+    if not any(next(folder.glob(f"{FOLDER}/*{SUFFIX}"), None) for folder in folders):
+        yield sweep
+        return
+    with TemporaryDirectory(prefix="fedexp-") as temporary:
+        root = Path(temporary) / (ROOT if inside else "sweep")
+        for folder in folders:
+            lay_out(folder, root / folder.name)
+        yield root / sweep.absolute().name
+
+
+def lay_out(sweep: Path, target: Path) -> None:
+    """Copies what tables and figures read of the runs of a sweep; a run that is over here counts before its file."""
+    target.mkdir(parents=True)
+    for path in sweep.glob("*.json"):  # which sweep it is
+        shutil.copyfile(path, target / path.name)
+    for directory in sorted(path for path in sweep.iterdir() if path.is_dir() and path.name != FOLDER):
+        if (directory / ".hydra").is_dir() or (directory / files.SUMMARY).exists():
+            shutil.copytree(directory, target / directory.name, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}")):
+        directory = target / path.name.removesuffix(SUFFIX)
+        if finished_summary(directory) is None:
+            shutil.rmtree(directory, ignore_errors=True)
+            unpack(path, directory)

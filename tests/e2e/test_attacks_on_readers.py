@@ -1,0 +1,96 @@
+"""In the role of an attacker: directories that are only read (report, view, push) lead nowhere and hang nobody."""
+
+import time
+
+import pytest
+import yaml
+from test_attacks import BOMB
+
+from fedexp.cli import push
+from fedexp.cli.version import version_text
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError, StorageError
+from fedexp.figures import save
+from fedexp.rundir import elsewhere, origin
+from fedexp.rundir.lock import LOCK, is_occupied
+
+
+@pytest.fixture
+def thesis(tmp_path):
+    path = tmp_path / "mine" / "thesis.txt"
+    path.parent.mkdir()
+    path.write_text("years of work\n")
+    return path
+
+
+def test_looking_whether_a_run_is_going_on_cuts_no_file(tmp_path, thesis):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / LOCK).symlink_to(thesis)
+    assert not is_occupied(run)
+    assert thesis.read_text() == "years of work\n"
+
+
+def test_a_table_that_is_a_link_is_replaced_and_not_followed(tmp_path, thesis):
+    table = tmp_path / "table.csv"
+    table.symlink_to(thesis)
+    storage.write_atomically(table, b"run\n")
+    assert not table.is_symlink()
+    assert table.read_bytes() == b"run\n"
+    assert thesis.read_text() == "years of work\n"
+
+
+def test_a_temporary_file_that_is_a_link_is_not_followed(tmp_path, thesis):
+    with storage.temporary_of(tmp_path / "table.csv") as temporary:
+        temporary.symlink_to(thesis)
+        storage.write_atomically(tmp_path / "table.csv", b"run\n")
+    assert thesis.read_text() == "years of work\n"
+
+
+def test_pictures_are_not_written_through_a_link(tmp_path, thesis):
+    from matplotlib.figure import Figure
+
+    (tmp_path / "figures").symlink_to(thesis.parent)
+    with pytest.raises(StorageError, match="is a link"):
+        save(Figure(), tmp_path / "figures/curves.png")
+    assert [path.name for path in thesis.parent.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("name", ["table.csv", "config.yaml", "summary.json", "figures"])
+def test_what_a_link_leads_to_is_not_uploaded(tmp_path, thesis, name):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "table.csv").write_text("run\n")
+    (theirs / name).unlink(missing_ok=True)
+    (theirs / name).symlink_to(thesis if "." in name else thesis.parent)
+    with pytest.raises(ConfigError, match="is a link out of the run directory"):
+        push.push(theirs, {})
+
+
+def test_a_bomb_in_the_configuration_of_a_run_elsewhere(tmp_path):
+    (tmp_path / "config.yaml").write_text(BOMB)
+    began = time.monotonic()
+    assert elsewhere.config_of(tmp_path) == {}
+    assert time.monotonic() - began < 5
+    (tmp_path / "config.yaml").write_text("seed: &s 3\nrounds: *s\n")
+    assert elsewhere.config_of(tmp_path) == {"seed": 3, "rounds": 3}
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '"x"', "{", "[" * 100_000, '{"marks": 5, "data": [], "directory": {}}'])
+def test_odd_notes_of_how_a_run_began(tmp_path, text):
+    (tmp_path / origin.NAME).write_text(text)
+    found = origin.read(tmp_path)
+    assert origin.mapping_of(found, "marks") == {}
+    assert origin.mapping_of(found, "data") == {}
+
+
+@pytest.mark.parametrize("value", [5, None, ["x"], "../../../../etc", "/etc", "\0", {"a": 1}])
+def test_a_note_of_a_run_elsewhere_that_leads_to_no_run(tmp_path, value):
+    (tmp_path / elsewhere.NOTE).write_text(yaml.safe_dump({"run": value}, default_flow_style=True))
+    assert elsewhere.noted(tmp_path) is None
+
+
+def test_the_versions_that_matter():
+    text = version_text()
+    for name in ("fedexp ", "torch ", "hydra-core ", "Python ", "CUDA "):
+        assert f"\n{name}" in f"\n{text}"

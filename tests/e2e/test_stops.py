@@ -1,0 +1,97 @@
+"""A sample of the stops at operations on files (`make test-faults` tries all of them), and what the journal notes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import journal
+import pytest
+from stops import EXPERIMENTS, Stops
+
+WRITES = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from journal import record
+
+record(Path("box"), Path("journal"))
+os.mkdir("box/run")
+with open("box/run/a.tmp", "wb") as file:
+    file.write(b"abcd")
+    file.flush()
+    os.fsync(file.fileno())
+os.replace("box/run/a.tmp", "box/run/a")
+for folder in ("box/run", "box"):
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+descriptor = os.open("box/run/a", os.O_WRONLY | os.O_APPEND)
+os.write(descriptor, b"efgh")
+os.unlink("box/run/a")
+"""
+
+
+@pytest.fixture
+def moments(tmp_path) -> list[journal.Moment]:
+    (tmp_path / "box").mkdir()
+    here = str(Path(__file__).parent)
+    subprocess.run([sys.executable, "-c", WRITES, here], cwd=tmp_path, check=True)
+    return journal.read(tmp_path / "journal")
+
+
+def after(moments, name: str, which: int = 0) -> dict[str, journal.Disk]:
+    """Kind of stop -> what is left by one after an operation."""
+    places = [i for i, moment in enumerate(moments) if moment.operation.startswith(name)]
+    return dict(journal.disks(moments[places[which] - 1], moments[places[which]]))
+
+
+GONE, NAMES = "what was not synced is gone", "names are kept, what was not synced in files is gone"
+REMOVED = "removals are kept, what was not synced is gone"
+
+
+def test_what_a_stop_leaves_behind(moments):
+    synced = after(moments, "fsync")
+    assert synced["killed"] == {"run": None, "run/a.tmp": b"abcd"}
+    assert synced["half written"] == {"run": None, "run/a.tmp": b"ab"}
+    assert synced["just opened"] == {"run": None, "run/a.tmp": b""}
+    assert synced[GONE] == {}  # the file is synced, its name and its folder are not
+    assert synced[NAMES] == synced["killed"]
+    assert after(moments, "replace")[GONE] == {}
+    assert after(moments, "fsync", 1)[GONE] == {}  # the run's folder has no name yet
+    assert after(moments, "fsync", 2)[GONE] == {"run": None, "run/a": b"abcd"}
+    appended = after(moments, "write")
+    assert appended["killed"]["run/a"] == b"abcdefgh"
+    assert appended["half written"]["run/a"] == b"abcdef"
+    assert appended[NAMES]["run/a"] == appended[GONE]["run/a"] == b"abcd"
+    removed = after(moments, "unlink")
+    assert removed["killed"] == removed[REMOVED] == {"run": None}
+    assert removed[GONE]["run/a"] == b"abcd"
+
+
+def test_a_new_file_that_gets_the_number_of_a_removed_one_is_another(tmp_path):
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box/a").write_bytes(b"old")
+    noted = journal.Recorder(tmp_path / "box", tmp_path / "journal")
+    os.unlink(tmp_path / "box/a")
+    noted.after("unlink")
+    (tmp_path / "box/a").write_bytes(b"new")
+    noted.after("write")
+    last = journal.read(tmp_path / "journal")[-1]
+    assert dict(journal.disks(last, last))[GONE] == {"a": b"old"}
+
+
+@pytest.mark.parametrize(("experiment", "every"), [("fedavg", 60)])
+def test_a_stop_anywhere_ends_as_the_undisturbed_run(forks, tmp_path, experiment, every):
+    tally = Stops(forks, tmp_path, experiment).tried((every // 2, every))
+    assert tally.operations > 50
+    assert tally.disks > 0
+    assert not tally.problems, "\n".join(tally.problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_more_stops(forks, tmp_path, experiment):
+    tally = Stops(forks, tmp_path, experiment).tried((5, 12))
+    assert tally.disks > 0
+    assert not tally.problems, "\n".join(tally.problems)

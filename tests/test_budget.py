@@ -1,0 +1,194 @@
+"""`budget=<minutes>`: the order of the jobs, the deadline within a run, and what is left behind."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedexp.cli import budget, main
+from fedexp.cli.arguments import sort_out
+from fedexp.cli.preview import Measured, plan, status
+from fedexp.core.errors import BudgetSpent
+from fedexp.rundir import elsewhere
+from fedexp.training.deadline import Deadline
+
+CONF = Path(__file__).parents[1] / "conf"
+SMALL = ["local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false",
+         "hardware.engine=sequential", "hardware.threads=1"]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    return tmp_path
+
+
+def fedexp(*arguments: str) -> int:
+    return main.main(["--multirun", *SMALL, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["budget=5"], "budget=5: goes with --multirun"),
+        (["--multirun", "budget=0", "sweep=cfed_table1"], "budget=0: must be a number of minutes above 0"),
+        (["--multirun", "budget=soon", "sweep=cfed_table1"], "budget=soon: must be a number of minutes above 0"),
+        (["--multirun", "budget=inf", "sweep=cfed_table1"], "budget=inf: must be a number of minutes above 0"),
+        (["--multirun", "budget=5", "seed=0,1"], "budget=5: needs sweep=<name> or hydra.sweep.dir=<directory>"),
+        (["--multirun", "budget=5", "sweep=cfed_table1,nothing"], "sweep=nothing: no such sweep"),
+        (
+            ["--multirun", "sweep=cfed_table1,cfed_table2", "hydra.sweep.dir=x"],
+            "hydra.sweep.dir=x: goes with one sweep",
+        ),
+    ],
+)
+def test_bad_budgets(arguments, message, capsys, here):
+    assert main.main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(here.iterdir())
+
+
+def test_several_sweeps_have_a_directory_each():
+    asked = sort_out(["--multirun", "sweep=cfed_table1,cfed_table2", "budget=1.5"])
+    assert asked.budget == 1.5
+    folders = {text for overrides in asked.launches for text in overrides if text.startswith("hydra.sweep.dir=")}
+    assert folders == {"hydra.sweep.dir=multirun/cfed_table1", "hydra.sweep.dir=multirun/cfed_table2"}
+    assert asked.name_of(Path("/x/multirun/cfed_table2")) == "cfed_table2"
+
+
+def test_what_is_worth_most_comes_first(here):
+    """Sweep a: fedavg and fedntd, seeds 0 and 1; sweep b: fedntd, seed 0 and 1. A round of fedavg is the dearer one.
+    First the first seeds: fedntd's, which two tables share, then fedavg's; then the second seeds likewise."""
+    lists = [["algorithm=fedavg,fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"],
+             ["algorithm=fedntd", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/b"]]  # fmt: skip
+    jobs = plan(lists, CONF, [])
+    slots = sorted(budget.slots_of(jobs, []), key=lambda slot: slot.worth)
+    named = [(s.job.directory.parent.name, *s.job.directory.name.split("_")[2:4], len(s.twins)) for s in slots]
+    assert named == [("a", "fedntd", "seed0", 1), ("a", "fedavg", "seed0", 0),
+                     ("a", "fedntd", "seed1", 1), ("a", "fedavg", "seed1", 0)]  # fmt: skip
+    # Without what is shared, the cheap one goes before the dear one: 2 s and 1 s a round.
+    cost = {"fedavg": 2.0, "fedntd": 1.0}
+    measured = [Measured(job.config, cost[name], 1, 0, 0.0, 0.0, None)
+                for job, name in zip(jobs[::2][:2], ("fedavg", "fedntd"), strict=True)]  # fmt: skip
+    slots = sorted(budget.slots_of(jobs[:4], measured), key=lambda slot: slot.worth)
+    assert [slot.job.directory.name.split("_")[2] for slot in slots] == ["fedntd", "fedavg"] * 2
+    assert [slot.round_seconds for slot in slots] == [1.0, 2.0] * 2
+
+
+def test_the_deadline_reaches_a_job_with_its_overrides():
+    """1e9 seconds after the epoch, 12.5 seconds to its first checkpoint."""
+    config = {"env_set": {budget.VARIABLE: "1000000000.000 12.500"}}
+    found = budget.deadline_of(type("Hydra", (), {"job": config}))
+    assert found == Deadline(1e9, 12.5)
+    with pytest.raises(BudgetSpent):
+        found.check_start()
+    assert budget.deadline_of(type("Hydra", (), {"job": {}})) == Deadline()
+    Deadline().check_start()
+    Deadline(time.time() + 60, 30).check_start()
+    with pytest.raises(BudgetSpent):
+        Deadline(time.time() + 60, 90).check_start()
+
+
+def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, monkeypatch):
+    """Rounds are made to look as if they took most of the time: the job stops after round 2 of 4, the other does not
+    begin; then both are made whole."""
+    checked = []
+
+    def check(self: Deadline, seconds: float) -> None:
+        checked.append(seconds)
+        if len(checked) == 5:  # at the start, before the first round, rounds 1 and 2; then before round 3
+            raise BudgetSpent
+
+    monkeypatch.setattr(Deadline, "check", check)
+    monkeypatch.setattr(Deadline, "check_start", lambda self: check(self, 0) if len(checked) < 5 else refuse())
+
+    def refuse() -> None:
+        raise BudgetSpent
+
+    command = ["seed=0,1", "rounds=4", "hydra.sweep.dir=multirun/a", "budget=60"]
+    assert fedexp(*command) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1] == "0 of 2 done, 1 begun; the same command goes on"
+    assert "seed0_" in shown.err
+    assert "stopped by the budget after round 2" in shown.err
+    (job,) = (here / "multirun" / "a").glob("digits_*")
+    assert not (job / "error.txt").exists()
+    assert not (job / "summary.json").exists()
+    assert pd.read_csv(job / "rounds.csv")["round"].tolist() == [0, 1, 2]
+    assert all(seconds > 0 for seconds in checked[3:])  # what the rounds and the checkpoints have taken
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    assert fedexp(*command) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 done"
+    assert json.loads((job / "summary.json").read_text())["status"] == "completed"
+    overrides = (job / ".hydra" / "overrides.yaml").read_text()
+    assert "DEADLINE" not in overrides
+    assert "hydra" not in overrides
+
+
+def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
+    """The same job in two directories: one is run, the other names it; and so the preview says before."""
+    lists = [["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"]
+    queue = budget.make_queue(lists, [], 60, time.time())
+    assert [len(slot.twins) for slot in queue.slots] == [1]
+    budget.show_queue(queue)
+    assert "2 jobs: 0 done, 1 new, 1 shared" in capsys.readouterr().out
+    assert fedexp("rounds=1", "hydra.sweep.dir=multirun/a", "budget=60") == 0
+    capsys.readouterr()
+    queue = budget.make_queue(lists, [], 60, time.time())
+    assert queue.launches == []
+    budget.note_shared(queue.slots)
+    assert [status(job) for job in queue.jobs] == ["completed", "completed"]
+    assert elsewhere.noted(queue.jobs[1].directory.absolute()) == queue.jobs[0].directory.absolute()
+    queue.say_state()
+    assert capsys.readouterr().out == "2 of 2 done\n"
+
+
+def test_several_sweeps_in_one_command(here, capsys):
+    """Sweep x has fedavg, y fedavg and fedprox: two runs for three jobs, each in the directory of its sweep."""
+    (here / "own" / "sweep").mkdir(parents=True)
+    for name, algorithms in (("x", ["fedavg"]), ("y", ["fedavg", "fedprox"])):
+        axis = ", ".join(f"{each}: {{}}" for each in algorithms)
+        text = f'# {name}\npaper: none\ntable: "0"\nblocks: [{{algorithm: {{{axis}}}, measures: []}}]\n'
+        (here / "own" / "sweep" / f"{name}.yaml").write_text(text)
+    assert fedexp("--config-dir", "own", "sweep=x,y", "rounds=1", "seed=0", "budget=60") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "3 of 3 done"
+    folder = here / "multirun"
+    assert sorted(path.parent.parent.name for path in folder.rglob("summary.json")) == ["x", "y"]
+    assert len(list(folder.rglob(elsewhere.NOTE))) == 1
+    assert pd.read_csv(folder / "y" / "table.csv")["n"].tolist() == [1, 1]
+    assert pd.read_csv(folder / "x" / "table.csv")["n"].tolist() == [1]
+    assert (folder / "y" / "multirun.yaml").exists()
+
+
+def test_a_spent_budget_begins_nothing(here, capsys):
+    assert fedexp("seed=0", "rounds=1", "hydra.sweep.dir=multirun/a", "budget=1e-6") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 of 1 done; the same command goes on"
+    assert not list((here / "multirun" / "a").glob("digits_*"))
+
+
+@pytest.mark.slow  # starts processes
+def test_the_deadline_travels_with_joblib(here, capfd):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    command = ["seed=0,1", "rounds=2", "hydra.sweep.dir=multirun/a", "hydra/launcher=joblib"]
+    assert fedexp(*command, "budget=1e-6") == 0
+    out = capfd.readouterr().out
+    assert "hydra/launcher=joblib: 2 jobs, " in out
+    assert out.splitlines()[-1] == "0 of 2 done; the same command goes on"
+    assert fedexp(*command, "budget=60") == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "2 of 2 done"
+
+
+def test_preview_says_how_far_the_budget_goes(here, capsys):
+    queue = budget.make_queue([["rounds=10", "seed=0,1,2", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 1, time.time())
+    # 30 s a job: the minute is enough for two; of a third, no round would be over.
+    slots = tuple(replace(slot, seconds=30.0, round_seconds=3.0) for slot in queue.slots)
+    budget.show_queue(replace(queue, slots=slots))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "budget 0:01:00, one job at a time in this order: 2 of 3 that are left would be complete, 0 begun"
+    )

@@ -1,0 +1,137 @@
+"""Runs as committed files: what is kept, that tables come out to the byte, and what is refused."""
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedexp.analysis import report
+from fedexp.analysis.aggregate import mark
+from fedexp.cli import main
+from fedexp.core.errors import ConfigError
+from fedexp.figures.load import load_run
+from fedexp.rundir import evidence
+from test_reproduction import COMMITTED, ROOT, run_directory
+
+
+def remove_runs(sweep: Path) -> None:
+    for path in sweep.iterdir():
+        if path.is_dir() and path.name != evidence.FOLDER:
+            shutil.rmtree(path)
+
+
+def test_a_committed_table_is_made_again_to_the_byte(tmp_path, capsys):
+    """From the files alone, with no run directory there; keeping twice gives the same bytes."""
+    sweep = tmp_path / "multirun" / "fedntd_table1"
+    for i, run in enumerate(COMMITTED["fedntd_table1"]):
+        run_directory(sweep / f"run{i}", run)
+    mark(sweep, "fedntd_table1")
+    assert report.main([str(sweep), "--keep", "--no-figures"]) == 0
+    assert f"{len(COMMITTED['fedntd_table1'])} runs are kept in " in capsys.readouterr().out
+    first = {path.name: path.read_bytes() for path in evidence.keep_runs(sweep)}
+    remove_runs(sweep)
+    for path in sweep.glob("table.*"):
+        path.unlink()
+    assert report.main([str(sweep), "--no-figures"]) == 0
+    for name in ("table.csv", "table.md", "table.tex", "rounds_to_target.csv"):
+        assert (sweep / name).read_bytes() == (ROOT / "multirun" / "fedntd_table1" / name).read_bytes(), name
+    assert {path.name: path.read_bytes() for path in (sweep / evidence.FOLDER).iterdir()} == first
+
+
+@pytest.mark.slow  # a small run
+def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
+    """Tables but for the digits of times and losses, summary and class names; nothing of the machine's directories."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    small = ["rounds=2", "local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false",
+             "hardware.engine=sequential", "hardware.threads=1", f"data_dir={tmp_path}", "hydra.sweep.dir=multirun/a",
+             "test_views=[plain,augmented]", "dataset.augmentation.crop_padding=1"]  # fmt: skip
+    assert main.main(["--multirun", *small]) == 0
+    sweep = tmp_path / "multirun" / "a"
+    (path,) = evidence.keep_runs(sweep)
+    (run,) = sweep.glob("digits_*")
+    text = lzma.decompress(path.read_bytes()).decode()
+    assert str(tmp_path) not in text
+    assert f"data_dir={tmp_path.name}" in json.loads(text)["overrides"]
+    evidence.unpack(path, tmp_path / "again")
+    for name in ("class_accuracy.csv", "class_accuracy_augmented.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
+    before, after = pd.read_csv(run / "rounds.csv"), pd.read_csv(tmp_path / "again" / "rounds.csv")
+    assert list(after) == [name for name in before if not name.endswith(("_seconds", "_per_second"))]
+    for column in after:
+        tolerance = 0.005 if column == "seconds" else 5e-7 if "_loss" in column else 0
+        assert ((before[column] - after[column]).abs() <= tolerance * before[column].abs()).sum() == (
+            before[column].notna().sum()
+        ), column
+    assert json.loads((tmp_path / "again" / "summary.json").read_text()) == json.loads(
+        (run / "summary.json").read_text()
+    )
+    one, other = load_run(run), load_run(tmp_path / "again")
+    assert one.classes == other.classes
+    assert (one.counts == other.counts).all()
+    assert (one.history.matrix == other.history.matrix).all()
+    # The same report with its figures, when the run itself is gone.
+    assert report.main([str(sweep)]) == 0
+    written = {path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]}
+    assert len(written) > 6
+    remove_runs(sweep)
+    assert report.main([str(sweep)]) == 0
+    assert {path.name: path.read_bytes() for path in [*sweep.glob("table.*"), *sweep.glob("figures/*")]} == written
+
+
+def test_class_accuracies_are_kept_as_counts():
+    """135 of 1135 and 0 of 1135, 490 of 980 (one half) and 7 of 980 (1 of 140): the smallest denominators do."""
+    cells = [135 / 1135, 0.5, 0.0, 7 / 980]
+    table = {"round": "0,0,1,1", "class": "0,1,0,1", "accuracy": ",".join(map(repr, cells))}
+    kept = evidence.as_counts(table)
+    assert kept == {"accuracy": "27,70,0,1", "of": "227,140"}
+    assert evidence.as_accuracies(table | kept) == table
+    assert evidence.as_counts(table | {"accuracy": "0.1,0.2,0.3,"}) == {}
+    assert evidence.as_counts(table | {"accuracy": "0.123456789,0.5,0.5,0.5"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no archive", "x.json.xz: not the file of a run ("),
+        (lzma.compress(b"{}"), "x.json.xz: not the file of a run ("),
+        (lzma.compress(b'{"format": 1}'), "x.json.xz: not the file of a run ("),
+        (lzma.compress(b'{"format": 1}' * 99)[:-40], "x.json.xz: not the file of a run ("),
+        (lzma.compress(b'{"format": 2}'), "x.json.xz: has format 2; this version of fedexp reads formats up to 1"),
+        (
+            lzma.compress(b'{"format": 1, "overrides": [], "elsewhere": "../../../etc/passwd"}'),
+            "x.json.xz: not the file of a run (",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read(content, message, tmp_path, capsys):
+    path = tmp_path / "multirun" / "a" / "runs" / "x.json.xz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError):
+        evidence.unpack(path, tmp_path / "run")
+    assert report.main([str(path.parent.parent)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
+    """A job of sweep b for which a run of sweep a stands: both are files, and the table of b has it."""
+    for name in "ab":
+        run_directory(tmp_path / "multirun" / name / "one", COMMITTED["fedntd_table1"][0])
+    other = tmp_path / "multirun" / "b" / "one"
+    for name in ("summary.json", "rounds.csv"):
+        (other / name).unlink()
+    (other / "elsewhere.json").write_text('{"run": "../../a/one"}')
+    for name in "ab":
+        evidence.keep_runs(tmp_path / "multirun" / name)
+        remove_runs(tmp_path / "multirun" / name)
+        assert report.main([str(tmp_path / "multirun" / name), "--no-figures"]) == 0
+    tables = [pd.read_csv(tmp_path / "multirun" / name / "table.csv") for name in "ab"]
+    assert tables[0].equals(tables[1])
+    assert tables[0]["n"].tolist() == [1]

@@ -1,0 +1,81 @@
+"""The subcommands of `fedexp`, and the programs that scripts of users call instead of them."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedexp.cli import main
+from fedexp.cli.subcommands import SUBCOMMANDS, subcommand_of
+
+OLD = {name: f"fedexp.{name}" for name in SUBCOMMANDS} | {"push": "fedexp.wandb_push"}
+
+
+def usage(capsys: pytest.CaptureFixture[str]) -> str:
+    """The first words of a help, on one line."""
+    return " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # they are, of the help before
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_each_has_a_help_under_the_name_that_it_was_called_by(name: str, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main([name, "--help"])
+    assert stop.value.code == 0
+    new = usage(capsys)
+    assert new.startswith(f"usage: fedexp {name} [-h]")
+    monkeypatch.setattr(sys, "argv", ["old", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module(OLD[name], run_name="__main__")
+    assert stop.value.code == 0
+    assert usage(capsys) == new.replace(f"fedexp {name}", f"python -m {OLD[name]}")
+
+
+def test_arguments_and_exit_codes_are_passed_on(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "multirun").mkdir()
+    for command in (["report", "multirun"], ["figures", "multirun"], ["view", "multirun"], ["push", "multirun"]):
+        assert main.main(command) == 2
+        said = capsys.readouterr()
+        assert "multirun" in said.err
+        assert not said.out
+    assert main.main(["requirements"]) == 0
+    assert capsys.readouterr().out.startswith("| algorithm |")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("reprot", " (nearest: 'report')"), ("Dashbord", " (nearest: 'dashboard')")]
+)
+def test_an_unknown_word_is_refused_with_the_nearest_name(word: str, hint: str, capsys):
+    assert main.main([word, "multirun/x"]) == 2
+    assert capsys.readouterr().err == (
+        f"fedexp: {word}: not of the form key=value, and no subcommand{hint}; subcommands: {', '.join(SUBCOMMANDS)}\n"
+    )
+
+
+@pytest.mark.parametrize("first", ["rounds=1", "--multirun", "~tracker", "+new=1", "a/b", "[", ""])
+def test_what_is_no_word_is_hydras(first: str):
+    assert subcommand_of([first, "report"]) is None
+
+
+def test_help_and_completion_know_them(monkeypatch, capsys):
+    assert main.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  fedexp {name}" in text for name in SUBCOMMANDS)
+    for line, found in (
+        ("rep", "report\nreproduction\n"),
+        ("dashboard --h", "--help\n"),
+        ("algorithm=fedavg rep", "\n"),
+    ):
+        monkeypatch.setenv("COMP_LINE", f"fedexp {line}")
+        assert main.main(["--shell-completion", "query=zsh"]) == 0
+        assert capsys.readouterr().out == found
+
+
+def test_completion_of_a_directory(tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "multirun/fedntd").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMP_LINE", "fedexp report multirun/f")
+    assert main.main(["--shell-completion", "query=fish"]) == 0
+    assert capsys.readouterr().out == "multirun/fedntd/\n"
