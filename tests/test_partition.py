@@ -580,7 +580,7 @@ def test_a_public_set_comes_from_the_writers_that_take_part(choice):
     built = SimpleNamespace(
         seeds=SimpleNamespace(partition=3),
         settings=SimpleNamespace(num_clients=3),
-        groups={"partition": Natural(choice=choice)},
+        partition=Natural(choice=choice),
         public=Public(fraction=0.1, balanced=False),
     )
     partition = partition_of(built, data, task, ())

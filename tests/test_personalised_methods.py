@@ -47,7 +47,7 @@ def ala(**changes):
 def test_fedala_is_off_before_a_client_has_trained():
     experiment = make_experiment(ala())
     ctx, data, _, _ = context(experiment, 0, 0)
-    assert_close(experiment.algorithm.start(experiment.bench.net, data, ctx), ctx.server["params"], 0.0)
+    assert_close(experiment.algorithm.initial_params(experiment.bench.net, data, ctx), ctx.server["params"], 0.0)
     assert all((w == 1).all() for w in ctx.setup["W"].values())
 
 
@@ -70,7 +70,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
             W = {k: (W[k] - 0.5 * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
     assert_close(ctx.setup["W"], W)
     assert (flat(W) < 1).any()
-    begun = experiment.algorithm.start(experiment.bench.net, data, ctx)
+    begun = experiment.algorithm.initial_params(experiment.bench.net, data, ctx)
     assert_close(heads.head(begun), {k: old[k] + (new[k] - old[k]) * W[k] for k in W})
     assert_close({k: v for k, v in begun.items() if k not in heads.HEAD},
                  {k: v for k, v in ctx.server["params"].items() if k not in heads.HEAD}, 0.0)  # fmt: skip
@@ -125,7 +125,7 @@ def test_fedrod_with_absent_classes_in_the_padding_is_finite():
     experiment = make_experiment(algorithm)
     ctx, data, _, _ = context(experiment, 1, 0)
     ctx = replace(ctx, plan={"prior": torch.tensor([0.0] + [-1e30] * (C - 1), dtype=torch.float64)})
-    params = algorithm.start(experiment.bench.net, data, ctx)
+    params = algorithm.initial_params(experiment.bench.net, data, ctx)
     x, _ = data.take(torch.tensor([0, 1]))
     batch = Batch(x, torch.tensor([0, 3]), torch.tensor([1.0, 0.0], dtype=torch.float64), 0)
     grads, loss = torch.func.grad_and_value(lambda p: algorithm.objective(experiment.bench.net, p, batch, ctx))(params)
@@ -180,7 +180,7 @@ def test_fedfomo_s_weights_by_loops(distance):
     assert_close(ctx.setup["weights"], expected, 1e-9)
     assert_close(ctx.setup["affinity"], torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64), 1e-9)
     moved = flat(base) + sum(w * (flat(m) - flat(base)) for w, m in zip(expected, candidates, strict=True))
-    assert_close(flat(experiment.algorithm.start(experiment.bench.net, data, ctx)), moved, 1e-9)
+    assert_close(flat(experiment.algorithm.initial_params(experiment.bench.net, data, ctx)), moved, 1e-9)
 
 
 def test_fedfomo_s_baseline_is_where_the_last_training_started():
@@ -232,7 +232,7 @@ def test_fedfomo_s_models_keep_their_running_statistics():
     cohort = assemble(experiment, state, 3)
     position = next(i for i, c in enumerate(cohort.clients) if c in state.clients)
     ctx, data, _, _ = context(experiment, 2, position)
-    start = experiment.algorithm.start(experiment.bench.net, data, ctx)
+    start = experiment.algorithm.initial_params(experiment.bench.net, data, ctx)
     assert not torch.equal(start[name], state.server["buffers"][name])
     live = LiveNetwork(experiment.bench.net)
     load_start(live, start, state.server["buffers"])

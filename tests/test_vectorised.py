@@ -19,7 +19,9 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import clients as clients_module
-from fedexp.engine.vectorised import convolution, engine, graphs
+from fedexp.engine.vectorised import convolution
+from fedexp.engine.vectorised import engine as engine_module
+from fedexp.engine.vectorised import graphs as graphs_module
 from fedexp.engine.vectorised.clients import Clients, Job
 from fedexp.engine.vectorised.convolution import StreamsNetwork, convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
@@ -177,7 +179,7 @@ class Limited:
 
     def __call__(self, clients, graphs):
         self.counts.append(clients.count)
-        graphs.run_steps(clients, graphs)
+        graphs_module.run_steps(clients, graphs)
         if clients.count > self.limit:
             raise self.error
 
@@ -197,7 +199,7 @@ def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, capl
     states = tree.map(torch.clone, list(cohort.states))
     expected = train(Vectorised(1), experiment, state, cohort, evaluate_local)
     limited, engine = Limited(1, error), Vectorised()
-    monkeypatch.setattr(engine, "run_steps", limited)
+    monkeypatch.setattr(engine_module, "run_steps", limited)
     with caplog.at_level(logging.WARNING, "fedexp"):
         trained = train(engine, experiment, state, cohort, evaluate_local)
     assert_same_training(trained, expected, atol=0)
@@ -223,23 +225,23 @@ def test_out_of_memory_in_a_later_chunk(monkeypatch):
         calls.append(clients.count)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        graphs.run_steps(clients, graphs)
+        graphs_module.run_steps(clients, graphs)
 
-    monkeypatch.setattr(engine, "run_steps", second_fails)
+    monkeypatch.setattr(engine_module, "run_steps", second_fails)
     assert_same_training(train(Vectorised(2), experiment, state), expected, atol=0)
     assert calls == [2, 2, 1, 1, 1, 1]
 
 
 def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
     experiment = make_experiment()
-    monkeypatch.setattr(engine, "run_steps", Limited(0))
+    monkeypatch.setattr(engine_module, "run_steps", Limited(0))
     with pytest.raises(OutOfMemory, match=r"try hardware.precision=bf16, .* smaller local.batch_size"):
         train(Vectorised(), experiment, experiment.initial_state())
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch):
     experiment = make_experiment()
-    monkeypatch.setattr(engine, "run_steps", Limited(0, RuntimeError("shapes do not match")))
+    monkeypatch.setattr(engine_module, "run_steps", Limited(0, RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         train(Vectorised(), experiment, experiment.initial_state())
 
@@ -247,20 +249,20 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
 def test_what_is_recorded():
     """CUDA only, and float32 only: torch's fused SGD reads a learning rate in memory as float32."""
     bench = make_experiment().bench
-    assert not engine.can_be_recorded(bench)
-    assert not engine.can_be_recorded(replace(bench, dtype=torch.float32))
+    assert not engine_module.can_be_recorded(bench)
+    assert not engine_module.can_be_recorded(replace(bench, dtype=torch.float32))
 
 
 def test_first_chunk_from_free_memory(monkeypatch):
     """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
-    monkeypatch.setattr(engine, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
     experiment = make_experiment()
     job = Job(FedAvg(), experiment.bench, experiment.bench.net, {}, 0.1)
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
-        monkeypatch.setattr(engine, "memory_of_one", lambda job, cohort, each=each: each)
-        assert engine.chunk_that_fits(job, None) == chunk
-    monkeypatch.setattr(engine, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None))
-    assert engine.chunk_that_fits(job, None) == 1
+        monkeypatch.setattr(engine_module, "memory_of_one", lambda job, cohort, each=each: each)
+        assert engine_module.chunk_that_fits(job, None) == chunk
+    monkeypatch.setattr(engine_module, "memory_of_one", lambda job, cohort: Limited(0)(Clients0(), None))
+    assert engine_module.chunk_that_fits(job, None) == 1
 
 
 class Clients0:
@@ -301,7 +303,7 @@ def test_evaluation_of_all_local_models_at_once():
     bench, server = experiment.bench, experiment.initial_state().server
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
     job = Job(FedAvg(), bench, bench.net, server, 0.1)
-    correct = engine.evaluate_together(job, stacked)
+    correct = engine_module.evaluate_together(job, stacked)
     expected = [bench.evaluate({k: v[i] for k, v in stacked.items()}).class_correct for i in range(100)]
     assert_equal(correct, torch.stack(expected))
     assert len(set(correct.sum(1).tolist())) > 5
@@ -468,7 +470,7 @@ def test_a_frame_is_not_used_for_another_algorithm_or_training():
         expected = train(Vectorised(), experiment, state)
         for _ in range(3):
             assert_same_training(train(engine, experiment, state), expected, atol=1e-13)
-    assert len(engine._graphs._recorded) <= graphs.FRAMES
+    assert len(engine._graphs._recorded) <= graphs_module.FRAMES
 
 
 def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
@@ -693,11 +695,11 @@ def test_gpu_out_of_memory(monkeypatch):
 
     def hungry(clients, graphs):
         seen.append(clients.count)
-        free = engine.free_memory(gpu.device)
+        free = engine_module.free_memory(gpu.device)
         kept = torch.empty(free * clients.count // 20, dtype=torch.uint8, device=gpu.device)
-        graphs.run_steps(clients, graphs)
+        graphs_module.run_steps(clients, graphs)
         del kept
 
-    monkeypatch.setattr(engine, "run_steps", hungry)
+    monkeypatch.setattr(engine_module, "run_steps", hungry)
     assert_same_training(gpu.train(Vectorised(64), state.server, many), expected, atol=1e-11)
     assert seen == [64, 32, 16, 16, 16, 16]

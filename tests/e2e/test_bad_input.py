@@ -29,7 +29,7 @@ CASES = [
     ("++dataset.augmentation._target_=os.system", ["dataset.augmentation._target_=os.system", "outside fedexp"]),
     ("surrogate.dataset={_target_:os.system}", ["surrogate.dataset._target_=os.system", "outside fedexp"]),
     ("+hydra.callbacks.x={_target_:os.system}", ["hydra.callbacks.x", "_target_", "--config-dir"]),
-    ("algorithm._target_=fedexp.models.cnn.CNN", ["algorithm.channels: is missing"]),
+    ("algorithm._target_=fedexp.models.cnn.CNN", ["must be fedexp.algorithms.base.FedAvg"]),
     ("hardware.engine=distributed", ["hardware.engine=distributed", "torchrun"]),
     ("hardware=cpu hardware.precision=tf32", ["tf32", "CUDA"]),
     ("hardware.engine=vectorised model=resnet10 hardware=cpu", ["vectorised", "sequential"]),

@@ -211,13 +211,13 @@ def subcommand(arguments: Sequence[str]) -> Subcommand | None:
 
 def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
     """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its first ones."""
-    flags, lists, name, _ = sort_out([a for a in arguments if not a.startswith("resume=")])
-    if {"--help", "--config-dir", "--shell-completion"} & set(flags):
+    asked = sort_out([a for a in arguments if not a.startswith("resume=")])
+    if {"--help", "--config-dir", "--shell-completion"} & set(asked.flags):
         return
-    for overrides in lists:
+    for overrides in asked.launches:
         mine = [o for o in overrides if not o.startswith(("hydra.", "hydra/"))]
         axes = [[job[0] for job in expand([override])] for override in mine]
-        longest = 1 if name else max(map(len, axes), default=1)
+        longest = 1 if asked.sweeps else max(map(len, axes), default=1)
         for i in range(longest):
             yield [axis[i % len(axis)] for axis in axes]
 
