@@ -81,7 +81,7 @@ def test_fedala_s_first_search_ends_when_losses_are_steady():
     weights = []
     for passes, threshold in ((11, 0.0), (30, 1000.0), (30, 0.0)):
         experiment = make_experiment(ala(max_passes=passes, threshold=threshold), participation=1.0)
-        weights.append(flat(context(experiment, 1, 3)[0].begin["W"]))
+        weights.append(flat(context(experiment, 1, 3)[0].setup["W"]))
     assert_close(weights[0], weights[1], 0.0)
     assert (weights[0] - weights[2]).abs().max() > 0
 
@@ -317,7 +317,7 @@ def test_fedpac_s_round_by_autograd(optimizer):
 
 def test_fedpac_does_not_align_in_the_first_round():
     experiment = make_experiment(pac())
-    assert context(experiment, 0, 0)[0].begin["aligns"] == 0
+    assert context(experiment, 0, 0)[0].setup["aligns"] == 0
 
 
 def test_fedpac_s_combination_minimises_the_objective():

@@ -35,7 +35,7 @@ def builds_on(name: str) -> str | None:
 @cache
 def algorithm(name: str) -> FedAvg:
     """With the defaults of its yaml."""
-    return make_target(node_of(algorithm_file(name)), "algorithm")
+    return make_target(node_of(algorithm_file(name)), "algorithm", FedAvg)
 
 
 def field_comments(schema: type) -> dict[str, str]:

@@ -72,7 +72,7 @@ class Tables:
 
 
 def tables_of(directory: Path, jobs: Sequence[RunDirectory]) -> Tables | None:
-    """Of the jobs of a sweep, finished or not; None where no run is over."""
+    """Return the tables of the jobs of a sweep, finished or not; None where no run is over."""
     sweep, runs = sweep_of(directory), [run for run in jobs if run.finished]
     if not runs:
         return None

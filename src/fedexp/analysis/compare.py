@@ -163,8 +163,8 @@ def scaled(found: Noise, scale: float) -> Noise:
 
 
 def plain_values(runs: Sequence[RunDirectory], metric: str, scale: float) -> dict[str, float | None]:
-    """Of the plain test, whatever the rule: the last round, the mean of the last ten and its standard error, each as a
-    mean over seeds; None for what is neither accuracy nor forgetting."""
+    """Return the values of the plain test, whatever the rule: the last round, the mean of the last ten and its standard
+    error, each as a mean over seeds; None for what is neither accuracy nor forgetting."""
     names = {"plain_last": PLAIN_LAST, "plain_last10": PLAIN_LAST_TEN}
     found: dict[str, float | None] = dict.fromkeys((*names, "plain_error"))
     for name, rule in names.items():
@@ -199,7 +199,7 @@ class Context:
     runs: Sequence[RunDirectory]
 
     def protocol(self, run: RunDirectory) -> list[str]:
-        """How a run departs from the protocol of the printed table: other knobs, or other data under the same name."""
+        """Say how a run departs from the protocol of the printed table: other options, or other data under its name."""
         return protocol_of(self.sweep, run.overrides) + other_data(run.summary, run.overrides)
 
     def value(self, run: RunDirectory, measure: Mapping[str, Any]) -> float | None:

@@ -51,7 +51,7 @@ def rows_of(sweep: Sweep, other: Sweep) -> dict[tuple[str, ...], str]:
 
 
 def is_of(other: Sweep, run: RunDirectory) -> bool:
-    """Whether a run belongs to another reading, at its protocol."""
+    """Return whether a run belongs to another reading, at its protocol."""
     return cell_of(other, run.overrides) is not None and not protocol_of(other, run.overrides)
 
 

@@ -1,4 +1,4 @@
-"""What of the papers' tables is measured, what that has cost, and what the rest would cost (`--status`)."""
+"""The state of the papers' tables (`--status`): what is measured, what it has cost, what the rest would cost."""
 
 import os
 import re
@@ -42,7 +42,7 @@ class Job:
     cells: tuple[tuple[str, str], ...] = ()  # fields of its printed cells
 
     def is_in(self, table: pd.DataFrame | None) -> bool:
-        """Whether a table has its values at the full protocol, wherever its runs are now."""
+        """Return whether a table has its values at the full protocol, wherever its runs are now."""
         if table is None or "protocol" not in table or not self.cells:
             return False
         mine = table["protocol"] == "full"
@@ -203,7 +203,7 @@ def missing(jobs: Sequence[Job], costs: Costs, data_dir: Path) -> str:
 
 
 def is_here(dataset: str, data_dir: Path) -> bool:
-    """Whether data_dir has a folder or file whose name begins with that of the data set; digits come with
+    """Return whether data_dir has a folder or file whose name begins with that of the data set; digits come with
     scikit-learn."""
     if dataset == "digits":
         return True

@@ -43,7 +43,7 @@ class Slot:
 
     @property
     def worth(self) -> tuple[int, int, float]:
-        """What is to be run first sorts lowest: first seeds, what many tables share, what is cheap."""
+        """Return a key by which what is to be run first sorts lowest: first seeds, what many tables share, what is cheap."""
         left = float("inf") if self.seconds is None else self.seconds
         return self.repetition, -1 - len(self.twins), left
 
@@ -150,7 +150,7 @@ def runs_elsewhere(jobs: Sequence[Planned]) -> dict[str, Path]:
 
 
 def show_queue(queue: Queue) -> None:
-    """What `preview=true` shows: the jobs in their order, the estimate, and how far the budget goes."""
+    """Print what `preview=true` shows: the jobs in their order, the estimate, and how far the budget goes."""
     twins = [twin for slot in queue.slots for twin in slot.twins]
     shared = {twin.directory for twin in twins if status(twin) not in OVER}
     show([*(slot.job for slot in queue.slots), *twins], queue.measured, shared)
@@ -168,7 +168,7 @@ def show_queue(queue: Queue) -> None:
 
 
 def overrides_of(slot: Slot, queue: Queue) -> list[str]:
-    """Of one job as the launcher gets it: its own, where it lies, and until when it may work."""
+    """Return the overrides of one job as the launcher gets it: its own, where it lies, and until when it may work."""
     own = [text for text in slot.job.overrides if not is_hydras(text)]
     moment = f"{queue.deadline:.3f} {slot.round_seconds or 0.0:.3f}"
     place = literal(str(slot.job.directory.parent.absolute()))
@@ -198,7 +198,7 @@ def handed_over(queue: Queue, watch: SweepWatch) -> Iterator[None]:
 
 
 def copy_notes(folders: Sequence[Path]) -> None:
-    """What Hydra writes into the directory of a sweep, into those of the others."""
+    """Copy what Hydra writes into the directory of a sweep into those of the others."""
     for folder in folders[1:]:
         with suppress(OSError):
             shutil.copyfile(folders[0] / "multirun.yaml", folder / "multirun.yaml")
@@ -218,7 +218,7 @@ def note_shared(slots: Sequence[Slot]) -> None:
 
 
 def deadline_of(hydra_config: Any) -> Deadline:
-    """Of a job, as its overrides have brought it along."""
+    """Return the deadline of a job, as its overrides have brought it along."""
     given: Mapping[str, Any] = hydra_config.job.get("env_set") or {}
     if VARIABLE not in given:
         return Deadline()

@@ -45,7 +45,7 @@ _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None
 
 
 class Sweeps(Callback):
-    """What conf/config.yaml has Hydra call."""
+    """The callback that conf/config.yaml names."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Stop in time: Hydra would write its files over those of a run that is there, before it can be refused."""

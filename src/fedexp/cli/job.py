@@ -103,7 +103,7 @@ def say_stopped(directory: Path) -> int:
 
 
 def say_interrupted(directory: Path) -> None:
-    """How to go on, where there is something to go on from."""
+    """Say how to resume, where there is something to resume from."""
     from fedexp.rundir.checkpoint import kept
 
     if kept(directory) is not None:
@@ -113,7 +113,7 @@ def say_interrupted(directory: Path) -> None:
 
 
 def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> int:
-    """What is left of a job that has failed, and one message; the exit code.
+    """Write down what is left of a job that has failed, with one message; return the exit code.
 
     new: whether there was no run in the directory before.
     """

@@ -31,7 +31,7 @@ WORD = re.compile(r"[A-Za-z][\w-]*")
 
 
 def subcommand_of(arguments: Sequence[str]) -> Callable[[Sequence[str]], int] | None:
-    """What a command line calls with its other arguments; None for one that is Hydra's. Raises ConfigError for a first
+    """Return what a command line calls with its other arguments, None for one of Hydra's. Raises ConfigError for a first
     word that is no subcommand."""
     if not arguments or not WORD.fullmatch(arguments[0]):
         return None

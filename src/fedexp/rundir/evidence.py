@@ -76,7 +76,7 @@ def pack(directory: Path) -> bytes | None:
 
 
 def portable(value: Any) -> Any:
-    """Without the places of the machine: of an absolute path, also right of the `=` of an override, the last part."""
+    """Remove the places of the machine: of an absolute path, also right of the `=` of an override, the last part stays."""
     if isinstance(value, Mapping):
         return {key: portable(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -140,7 +140,7 @@ def shortened(name: str, cell: str) -> str:
 
 
 def partition(path: Path) -> dict[str, Any]:
-    """What of a partition is kept: examples of each client per class, the names of the classes, how it was made."""
+    """Return what is kept of a partition: examples of each client per class, names of the classes, how it was made."""
     arrays = load_npz(path)
     return {
         "counts": arrays["counts"].tolist(),

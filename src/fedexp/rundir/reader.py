@@ -73,7 +73,7 @@ class RunDirectory:
 
     @cached_property
     def overrides(self) -> list[str]:
-        """What was typed to start the run."""
+        """Return what was typed to start the run."""
         if self.stands_for is not None:
             return list(self.stands_for)
         return self._read(files.OVERRIDES, contents.read_overrides) or []
@@ -147,14 +147,14 @@ class RunDirectory:
 
     @property
     def unreadable(self) -> list[Problem]:
-        """What is wrong with the files that have been read so far."""
+        """Return what is wrong with the files that have been read so far."""
         return list(self._found.values())
 
     # --- state
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """What is wrong with the files; of a run that is over, also which are missing or not whole."""
+        """Return what is wrong with the files; of a run that is over, also which are missing or not whole."""
         tables = {files.ROUNDS: self.rounds} | {file_of(files.CLASSES, view): self._classes[view] for view in VIEWS}
         tables[files.TASKS] = self.tasks
         _ = self.summary, self.config, self.overrides
@@ -190,7 +190,7 @@ class RunDirectory:
 
     @property
     def over(self) -> bool:
-        """Whether summary.json says that the run has come to its end; `finished` looks at the other files too."""
+        """Return whether summary.json says that the run has come to its end; `finished` looks at other files too."""
         return self.summary.get("status") in OVER
 
     @cached_property
@@ -206,7 +206,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end and all files are whole that tables need."""
+        """Return whether the run has come to its end and all files are whole that tables need."""
         return self.status in OVER
 
     @property

@@ -39,12 +39,12 @@ class SweepDirectory:
 
     @cached_property
     def complete(self) -> list[RunDirectory]:
-        """Those that are over and whole: what tables are made from."""
+        """Return those that are over and whole: what tables are made from."""
         return [run for run in self.jobs if run.finished]
 
     @cached_property
     def begun(self) -> list[RunDirectory]:
-        """Those that are running or were interrupted."""
+        """Return those that are running or were interrupted."""
         return [run for run in self.jobs if run.status in ("running", "unfinished")]
 
     @cached_property
@@ -53,7 +53,7 @@ class SweepDirectory:
 
     @cached_property
     def damaged(self) -> list[RunDirectory]:
-        """Those with a file that is not whole; the command of the sweep runs them again."""
+        """Return those with a file that is not whole; the command of the sweep runs them again."""
         return [run for run in self.jobs if run.damaged]
 
     @property

@@ -1,4 +1,4 @@
-"""What the files of a run that is over must hold: the tables of a sweep rest on them.
+"""The content that the files of a run that is over must have: the tables of a sweep rest on them.
 
 Each check returns what is wrong in a few words, or an empty text."""
 
@@ -56,7 +56,7 @@ def numbers_by_name(value: Any) -> bool:
 
 
 def ends_of_tasks(value: Any) -> bool:
-    """Whether it is `tasks` of a summary: of each task its number and the two accuracies at its end."""
+    """Return whether it is `tasks` of a summary: of each task its number and the two accuracies at its end."""
     names = ("average_accuracy", "new_task_accuracy")
     return isinstance(value, list) and all(
         isinstance(end, dict)
@@ -67,7 +67,7 @@ def ends_of_tasks(value: Any) -> bool:
 
 
 def numbers_of_layers(value: Any) -> bool:
-    """Whether it is `alignment` of a summary: numbers by the name of a pair of models, a mapping for each layer."""
+    """Return whether it is `alignment` of a summary: numbers by the name of a pair of models, for each layer."""
     return isinstance(value, list) and all(isinstance(layer, dict) for layer in value)
 
 

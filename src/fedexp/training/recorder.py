@@ -135,7 +135,7 @@ class Recorder:
 
     @property
     def saving_seconds(self) -> float:
-        """What the last checkpoint took."""
+        """Return the seconds that the last checkpoint took."""
         return self._saving_seconds
 
     def _is_due(self, number: int) -> bool:
@@ -166,7 +166,7 @@ class Recorder:
         return -(-number // self.experiment.rounds_per_task)
 
     def task_history(self, tested: Tested) -> TaskHistory:
-        """Of the last round and the ends of the tasks before it: all that its values are made of."""
+        """Return the history of the last round and the ends of the tasks before it: all that its values are made of."""
         ends = [each for each in tested.tasks[:-1] if each[0] % self.experiment.rounds_per_task == 0]
         return TaskHistory.of([*ends, *tested.tasks[-1:]], self.experiment.rounds_per_task)
 

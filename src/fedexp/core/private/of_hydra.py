@@ -54,12 +54,12 @@ def parse_flags(arguments: list[str]) -> None:
 
 
 def is_empty(node: Any) -> bool:
-    """Whether a node is None or `???`."""
+    """Return whether a node is None or `???`."""
     return node is None or node._is_none() or node._is_missing()
 
 
 def is_interpolation(node: Any) -> bool:
-    """Whether a node is written with `${`."""
+    """Return whether a node is written with `${`."""
     return node._is_interpolation()
 
 

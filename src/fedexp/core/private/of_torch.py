@@ -6,12 +6,12 @@ import torch
 
 
 def in_transform() -> bool:
-    """Whether a transform (grad, vmap) is active, within which memory cannot be written in place."""
+    """Return whether a transform (grad, vmap) is active, within which memory cannot be written in place."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether it stands for one slice, or a traced value, of a transform."""
+    """Return whether it stands for one slice, or a traced value, of a transform."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
