@@ -43,7 +43,7 @@ class Slot:
 
     @property
     def worth(self) -> tuple[int, int, float]:
-        """Return a key by which what is to be run first sorts lowest: first seeds, what many tables share, what is cheap."""
+        """Return the key by which jobs are ordered: first seeds, then what many tables share, then what is cheap."""
         left = float("inf") if self.seconds is None else self.seconds
         return self.repetition, -1 - len(self.twins), left
 

@@ -31,8 +31,8 @@ WORD = re.compile(r"[A-Za-z][\w-]*")
 
 
 def subcommand_of(arguments: Sequence[str]) -> Callable[[Sequence[str]], int] | None:
-    """Return what a command line calls with its other arguments, None for one of Hydra's. Raises ConfigError for a first
-    word that is no subcommand."""
+    """Return what a command line calls with its other arguments, None for one of Hydra's. Raises ConfigError for
+    a first word that is no subcommand."""
     if not arguments or not WORD.fullmatch(arguments[0]):
         return None
     name = arguments[0]

@@ -76,7 +76,7 @@ def pack(directory: Path) -> bytes | None:
 
 
 def portable(value: Any) -> Any:
-    """Remove the places of the machine: of an absolute path, also right of the `=` of an override, the last part stays."""
+    """Remove the places of the machine: of an absolute path, also right of the `=` in an override, keep the end."""
     if isinstance(value, Mapping):
         return {key: portable(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -14,7 +14,6 @@ from typing import Any
 from hydra._internal import hydra as _application
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, ListConfig
 
@@ -34,6 +33,11 @@ def sweeping(jobs: Sequence[list[str]]) -> Iterator[None]:
 
     jobs: the overrides of each.
     """
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # which loads the module of the sweeper anew, the first time
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
     before = BasicSweeper.split_arguments
 
     def split(overrides: Any, size: int | None) -> list[list[list[str]]]:
