@@ -19,7 +19,7 @@ ALGORITHM = """
 import os
 from dataclasses import dataclass
 
-from fedexp import tree
+from fedexp.core import tree
 from fedexp.algorithms.base import FedAvg
 
 
