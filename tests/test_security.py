@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from fedexp.analysis.view import collect
 from fedexp.cli import completion
 from fedexp.data.torchvision_files import Plain, read_plain
+from fedexp.rundir import contents
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
@@ -67,7 +67,7 @@ def test_nothing_that_runs_what_it_reads(path):
 
 
 def test_the_loader_of_yaml_files_makes_plain_values():
-    for loader in (completion.LOADER, collect.LOADER):
+    for loader in (completion.LOADER, contents.LOADER):
         assert issubclass(loader, yaml.constructor.SafeConstructor)
         with pytest.raises(yaml.YAMLError, match="could not determine a constructor"):
             yaml.load("!!python/object/apply:os.getcwd []", Loader=loader)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.fingerprint import essential, group_name, short_hash
 from fedexp.rundir.lock import Occupied, is_occupied, occupied
+from fedexp.rundir.reader import RunDirectory
 from fedexp.training import memory
 from fedexp.training.memory import peak_memory
 from toy_federation import CONF, composed
@@ -214,7 +216,9 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
 def test_what_a_job_will_take(tmp_path):
     """From a run of 2 rounds with 300 growing bytes, 1000 others and two client states of 50: of 10 rounds, 20 clients
     and three tasks of a stream, 7 of the 30 rounds done."""
-    for name, size in (("rounds.csv", 100), ("clients.csv", 200), ("config.yaml", 1000)):
+    rounds = "round,seconds,loss\n0,0,1\n1,2,1\n2,2,1."
+    (tmp_path / "rounds.csv").write_text(rounds.ljust(99, "0") + "\n")
+    for name, size in (("clients.csv", 200), ("model.txt", 1000)):
         (tmp_path / name).write_bytes(b"x" * size)
     for client in (3, 4):
         (tmp_path / "checkpoint" / "clients").mkdir(parents=True, exist_ok=True)
@@ -222,7 +226,7 @@ def test_what_a_job_will_take(tmp_path):
     for task in (2, 3):
         (tmp_path / f"partition_task{task}.npz").touch()
     config = {"dataset": {"name": "digits"}, "num_clients": 20, "rounds": 10, "algorithm": {"_target_": "a"}}
-    run = preview.measure(tmp_path, config, seconds=2.0, rounds=2)
+    run = replace(preview.measure(RunDirectory(tmp_path), seconds=2.0), config=config)
     assert (run.fixed, run.per_round, run.per_client, run.tasks, run.memory) == (1000, 150, 50, 3, None)
     found = estimate(Planned(tmp_path, config), "interrupted at 7", [run])
     assert (found.seconds, found.disk, found.memory, found.about) == (46, 1000 + 30 * 150 + 20 * 50, None, "")

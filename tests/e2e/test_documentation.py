@@ -274,6 +274,9 @@ def test_no_command_is_left_out_silently():
     assert NOT_EXECUTED.keys() <= commands().keys(), "not in the documentation any more"
 
 
+FOREIGN = "smooth|--shell-completion|allow_pickle|train_transform"  # of others, or of an example
+
+
 def test_options_in_running_text():
     """`key=value` in a sentence: the key exists, and so does the value where it names an option."""
     known = {*known_keys(CONF, []), *(path.name for path in CONF.iterdir() if path.is_dir())}
@@ -282,7 +285,7 @@ def test_options_in_running_text():
     for page, text in texts().items():
         for span in SPAN.findall(FENCE.sub("", text)):
             for key, value in re.findall(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)", span):
-                if not span.startswith(others) and not re.search("smooth|--shell-completion|allow_pickle|train_transform", span):
+                if not span.startswith(others) and not re.search(FOREIGN, span):
                     assert key in known or key in short, f"{page}: `{span}`"
                     attack = ".." in value  # what docs/security.md says is refused
                     option = re.fullmatch(r"[\w./-]+", value) and (CONF / key).is_dir() and value != "null"

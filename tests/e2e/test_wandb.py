@@ -31,6 +31,8 @@ def bare_copy(directory: Path, copy: Path) -> Path:
     copy.mkdir()
     for path in [path for pattern in (*TIDY, *ARRAYS) for path in directory.glob(pattern)]:
         shutil.copy(path, copy)
+    (copy / ".hydra").mkdir()
+    shutil.copy(directory / ".hydra" / "overrides.yaml", copy / ".hydra")
     return copy
 
 
@@ -84,7 +86,7 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
         "summary": ("summary.json", "{", "summary.json: is no json"),
         "cut": ("rounds.csv", rounds[: rounds.index("\n1,") + 1], "ends with round 0, the run with 1"),
         "config": ("config.yaml", "a: [", "config.yaml: is no yaml"),
-        "choices": ("config.yaml", "a: 1", "it lacks `choices`"),
+        "choices": ("config.yaml", "a: 1\n", "choices"),
         "table": ("rounds.csv", "a,b\n1,2\n", "rounds.csv: has no column round"),
         "classes": ("class_accuracy.csv", "a\n1\n", "class_accuracy.csv: has no column round, class, accuracy"),
     }
