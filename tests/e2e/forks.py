@@ -131,6 +131,7 @@ def become(order: Mapping[str, object], replies: int) -> int:
         from fedexp.cli.main import main
 
         if journal := os.environ.pop("JOURNAL", None):
+            sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH may have left it out
             from journal import record
 
             record(Path(str(order["folder"])), Path(journal))

@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import SMALL, SOURCE
@@ -129,8 +128,13 @@ def test_what_counts_as_lack_of_memory():
 # ---- modules in the current directory
 
 
-def test_processes_of_a_launcher_do_not_import_from_the_current_directory(fedexp, tmp_path, fresh_processes):
+def test_processes_of_a_launcher_do_not_import_from_the_current_directory(tmp_path):
+    """In a process of its own: that of the tests has the current directory on its path, and would hand it on."""
     (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
-    answer = fedexp("--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", "rounds=1", *SMALL)
-    assert answer.code == 0, answer.err
-    assert not Path("stolen").exists()
+    options = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", "rounds=1", *SMALL]
+    program = [sys.executable, "-P", "-m", "fedexp", *options]  # -P: as the console script
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    environment.pop("PYTHONSAFEPATH", None)
+    answer = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert not (tmp_path / "stolen").exists()
