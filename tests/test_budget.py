@@ -12,6 +12,7 @@ from fedexp.cli import budget, main
 from fedexp.cli.arguments import sort_out
 from fedexp.cli.preview import Measured, plan, status
 from fedexp.core.errors import BudgetSpent
+from fedexp.core.private.of_hydra import sweeping
 from fedexp.rundir import elsewhere
 from fedexp.training.deadline import Deadline
 
@@ -192,3 +193,16 @@ def test_preview_says_how_far_the_budget_goes(here, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == (
         "budget 0:01:00, one job at a time in this order: 2 of 3 that are left would be complete, 0 begun"
     )
+
+
+def test_the_sweeper_of_hydra_is_as_before_after_a_budget():
+    """A sweep without a budget in the same process (a notebook, these tests) must find Hydra's own method."""
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    before = vars(BasicSweeper)["split_arguments"]
+    with sweeping([["seed=1"]]):
+        assert BasicSweeper.split_arguments([], None) == [[["seed=1"]]]
+    assert vars(BasicSweeper)["split_arguments"] is before

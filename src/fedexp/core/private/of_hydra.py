@@ -38,7 +38,7 @@ def sweeping(jobs: Sequence[list[str]]) -> Iterator[None]:
     Plugins.instance()  # which loads the module of the sweeper anew, the first time
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    before = BasicSweeper.split_arguments
+    before = vars(BasicSweeper)["split_arguments"]  # the static method itself: by a dot one gets the bare function
 
     def split(overrides: Any, size: int | None) -> list[list[list[str]]]:
         return [list(chunk) for chunk in BasicSweeper.split_overrides_to_chunks(list(jobs), size)]
