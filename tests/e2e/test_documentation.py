@@ -313,7 +313,7 @@ def test_make_pip_and_python_commands_name_what_there_is():
             assert named <= extras.keys(), (page, command)
         if words[:2] == ["python", "-m"] and words[2] != "build":
             file = ROOT / ("src" if words[2].startswith("fedexp") else "") / words[2].replace(".", "/")
-            alias = ROOT / "src/fedexp/aliases" / f"{words[2].removeprefix('fedexp.')}.py"
+            alias = ROOT / "src/fedexp/cli/aliases" / f"{words[2].removeprefix('fedexp.')}.py"
             sources = [path for path in (file.with_suffix(".py"), file / "__main__.py", alias) if path.exists()]
             assert sources, (page, command)
             flags = [word.partition("=")[0] for word in words[3:] if word.startswith("--")]
