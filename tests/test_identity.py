@@ -79,8 +79,8 @@ def folder(root, *overrides):
 
 @pytest.mark.parametrize(("line", "digest", "group"), HASHES)
 def test_hashes_of_format_1_are_those_of_then(line, digest, group):
-    """Also when the classes have moved."""
-    values = container(*line.split())
+    """Also when the classes have moved. Without the corrections since: those have another hash, on purpose."""
+    values = container(*line.split()) | {"revisions": {}}
     for each in (values, moved(values)):
         assert former_hash(each) == digest
         assert group_name(each | {"choices": CHOICES}).rpartition("_")[2] == group

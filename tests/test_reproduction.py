@@ -47,7 +47,9 @@ def run_directory(folder: Path, run: dict) -> None:
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     choices = {name: summary[name] for name in ("algorithm", "dataset", "partition")}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"choices": choices, "seed": 0}))
+    algorithm = yaml.safe_load((CONF / "algorithm" / f"{given['algorithm']}.yaml").read_text())
+    config = {"algorithm": {"_target_": algorithm["_target_"]}, "choices": choices, "seed": 0}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     # No table reads it, but a run that is over has one.
     classes = rounds[["round", "test_accuracy"]].dropna().rename(columns={"test_accuracy": "accuracy"})
     classes.assign(**{"class": 0})[["round", "class", "accuracy"]].to_csv(folder / "class_accuracy.csv", index=False)
@@ -96,9 +98,12 @@ def test_a_row_of_the_overview(tmp_path):
     table = read_table(tmp_path / "table.csv")
     values, full, reduced, seeds, verdicts, commits, hardware = facts(sweep, table)
     runs = COMMITTED["fedntd_table1"]
+    old = sum("algorithm=fedcurv" in run["overrides"] for run in runs)  # made before a correction
     machines = [run["hardware"] for run in runs] + [{"name": "H200", "device": "cuda", "precision": "fp32"}]
-    assert (values, full, reduced, seeds) == ("196", str(2 * len(runs)), "2: `rounds=5`", "1 a value (seed 0)")
-    assert sum(int(part.split()[0]) for part in verdicts.split(", ")) == 2 * len(runs)
+    assert (values, full, seeds) == ("196", str(2 * (len(runs) - old)), "1 a value (seed 0)")
+    assert reduced.startswith(f"{2 * old + 2}: `older code: FedCurv (")
+    assert reduced.endswith("; `rounds=5`")
+    assert sum(int(part.split()[0]) for part in verdicts.split(", ")) == 2 * (len(runs) - old)
     assert commits == ", ".join(sorted({run["commit"] for run in runs} | {"abcdef0"}))
     assert hardware == ", ".join(sorted({f"{m['name']} ({m['device']}, {m['precision']})" for m in machines}))
     assert facts(sweep, None)[:2] == ["196", "not run"]

@@ -17,6 +17,7 @@ from fedexp.analysis.judge import TOLERANCES as TOLERANCES
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.revisions import outdated
 from fedexp.rundir.sweeps import SweepDirectory
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
@@ -110,7 +111,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
             protocols.setdefault(tuple(context.protocol(run)), []).append((run, measure))
     changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
     used, rule = protocols[changes], context.sweep.rule
-    data = [text for text in changes if text.startswith("data: ")]
+    said = [text for text in changes if text.startswith(("data: ", "older code: "))]
     viewed = [pair for pair in used if context.value(*pair) is not None]
     used = viewed or used  # seeds without the view of the rule are not averaged with those that have it
     scale = 100.0 if row["unit"] == "percent" else 1.0
@@ -150,7 +151,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
             row, [run.diverged for run, _ in used], len(raw) - never, never, difference, allowed, bool(changes), lacks
         ),
         "protocol": "" if not used else "reduced" if changes else "full",
-        "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in data), *data))),
+        "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in said), *said))),
         "not_shown": sum(map(len, protocols.values())) - len(used),
         **origin([run for run, _ in used]),
         "from": " ".join(sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})),
@@ -189,6 +190,12 @@ def machine(hardware: Mapping[str, Any]) -> str:
     return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 
 
+def departures(sweep: Sweep, run: RunDirectory) -> list[str]:
+    """Say how a run departs from the protocol of the printed table: other options, other data under its name, or a
+    method that was corrected since."""
+    return protocol_of(sweep, run.overrides) + other_data(run.summary, run.overrides) + outdated(run.config)
+
+
 @dataclass(frozen=True)
 class Context:
     """Context of a value beyond its own run."""
@@ -199,8 +206,7 @@ class Context:
     runs: Sequence[RunDirectory]
 
     def protocol(self, run: RunDirectory) -> list[str]:
-        """Say how a run departs from the protocol of the printed table: other options, or other data under its name."""
-        return protocol_of(self.sweep, run.overrides) + other_data(run.summary, run.overrides)
+        return departures(self.sweep, run)
 
     def value(self, run: RunDirectory, measure: Mapping[str, Any]) -> float | None:
         """Our number, as a fraction or in rounds; NEVER for a target out of reach, None where there is no number."""

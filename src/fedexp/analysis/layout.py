@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedexp.analysis.judge import missing
+
 NO_VIEW = "not judged: no augmented view"
 MARKS = {"within": "*", "failed as printed": "*", "not reached as printed": "*", "outside": "!",
-         "not judged: suspect print": "?", "not judged: reduced protocol": "~",
-         NO_VIEW: "^"}  # fmt: skip
+         "not judged: suspect print": "?", "not judged: reduced protocol": "~"}  # fmt: skip
+PLAIN_ONLY = "^"
 LEGEND = (
     "Ours ± standard deviation over seeds (forgetting) [printed (forgetting)]. "
     "`*` within the tolerance of the print, `!` outside, `?` the print cannot be right and is not judged, "
-    "`~` run at another protocol and not judged, `^` not tested in the view that the paper's rule judges: the plain "
-    "last round stands there and is not judged; without ours: not run."
+    "`~` run at another protocol, or with older code of the method, and not judged, `^` not tested in the view that "
+    "the paper's rule judges: the plain last round stands there and is not judged; without ours: not run."
 )
 PLAIN = "Plain test"
 PER_SECTION = 6  # a table with more columns is cut where the partition changes, as the papers do
@@ -42,7 +44,7 @@ def both(row: Mapping[str, Any]) -> tuple[str, str]:
     printed = "failed" if str(row["note"]).startswith("failed") else number(row["printed"], row["unit"], row["metric"])
     if not row["n"]:
         return "", printed
-    value = row["mean"] if row["verdict"] != NO_VIEW else row["plain_last"]
+    value = row["plain_last"] if shows_plain(row) else row["mean"]
     ours = number(value, row["unit"], row["metric"])
     if row["diverged"] == row["n"]:
         ours = "failed"
@@ -51,11 +53,16 @@ def both(row: Mapping[str, Any]) -> tuple[str, str]:
     return ours, printed
 
 
+def shows_plain(row: Mapping[str, Any]) -> bool:
+    """Return whether the plain last round stands for a value under the rule, for want of the view."""
+    return row["verdict"] == NO_VIEW or (bool(row["rule"]) and missing(row["mean"]) and not missing(row["plain_last"]))
+
+
 def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return (ours with its mark, the printed one); forgetting in parentheses."""
     bracket = "({})" if row["metric"] == "forgetting" else "{}"
     ours, printed = both(row)
-    marked = ours + MARKS.get(row["verdict"], "")
+    marked = ours + MARKS.get(row["verdict"], "") + (PLAIN_ONLY if shows_plain(row) else "")
     return bracket.format(marked) if row["n"] else "", bracket.format(printed)
 
 

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis import compare, layout
-from fedexp.analysis.compare import load_jobs
+from fedexp.analysis.compare import departures, load_jobs
 from fedexp.analysis.elsewhere import dataset_of
-from fedexp.analysis.expected import other_data
 from fedexp.analysis.judge import COLUMN
-from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
+from fedexp.analysis.sweep import Block, Sweep, cell_of
 from fedexp.config.options import conf_directory
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
@@ -128,7 +127,7 @@ def standing(sweep: Sweep, table: pd.DataFrame | None, directory: Path) -> Stand
                     hours = hours_of(run)
                     spent = Hours(spent.cpu + hours.cpu, spent.gpu + hours.gpu)
                 found, given = cell_of(sweep, run.overrides), set(run.overrides)
-                if found and not protocol_of(sweep, run.overrides) + other_data(run.summary, run.overrides):
+                if found and not departures(sweep, run):
                     mine = [job for block, job in jobs if block is found[0] and given.issuperset(job.overrides)]
                     for job in mine[:1]:
                         runs[job].append(run)

@@ -26,6 +26,7 @@ from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
+from fedexp.rundir.revisions import latest
 from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ def build(config: DictConfig) -> Built:
     made: dict[str, Any] = {}
     for name, schema in NODES.items():
         made[name] = _attempt(errors, make, schema, values.get(name, {}), f"{name}.")
+    if "revisions" not in config:  # `resolve` has noted them; given by a user they are an unknown key
+        del values["revisions"]
     own = {k: v for k, v in values.items() if k not in (*NODES, *GROUPS, *partition_keys(values), "expected")}
     made["settings"] = _attempt(errors, make, Settings, own, "")
     for group, base in GROUPS.items():
@@ -86,15 +89,16 @@ def partition_keys(values: Mapping[str, Any]) -> set[str]:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain containers with all interpolations resolved, and data sets in place of their
-    names."""
+    """Return the configuration as plain containers with all interpolations resolved, data sets in place of their
+    names, and a note of the corrections of its parts (`revisions`)."""
     try:
         config = with_named_datasets(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(values, dict)
-    return {str(k): v for k, v in values.items()}
+    found = {str(k): v for k, v in values.items()}
+    return found | {"revisions": latest(found)}
 
 
 def _attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.rundir import format_1
+from fedexp.rundir.revisions import noted
 
 FORMAT = 2  # of fingerprints
 OWN = "fedexp."
@@ -19,12 +20,13 @@ OWN = "fedexp."
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
+    "revisions",  # which `with_revisions` puts into the parts that they are of
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
     "hardware.jobs_per_gpu",
 )
 # The nodes that are data sets, and the values that are paths of data.
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
-FILES = ("partition.path", "cohorts.path")
+FILES = ("partition.path", "cohorts.path", "model.weights")
 
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
 NEUTRAL = {
@@ -59,7 +61,7 @@ def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = Non
     """
     marks = data_marks(container) if data is None else data
     values: dict[str, Any] = {}
-    for key, value in flatten(numbered(without_neutral(dict(container)))).items():
+    for key, value in flatten(numbered(without_neutral(with_revisions(container)))).items():
         if is_free(key):
             continue
         if key.rpartition(".")[2] == "_target_":
@@ -68,6 +70,19 @@ def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = Non
     if isinstance(container.get("surrogate", {}).get("dataset"), dict):  # the options are in it already
         values = {key: value for key, value in values.items() if not key.startswith("surrogate.options")}
     return values
+
+
+def with_revisions(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the numbers of corrections in the parts that they are of."""
+    found = dict(container)
+    for part, number in noted(container).items():
+        *above, name = part.split(".")
+        node = found
+        for key in above:
+            node[key] = node = dict(node.get(key) or {})
+        if isinstance(node.get(name), Mapping):
+            node[name] = {**node[name], "revision": number}
+    return found
 
 
 def is_free(key: str) -> bool:
@@ -141,8 +156,8 @@ def short_hash(container: Mapping[str, Any]) -> str:
 
 def former_hash(container: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
-    free = tuple(f"{key}." for key in (*format_1.FREE, "expected"))
-    flat = flatten(format_1.with_paths(without_neutral(dict(container))))
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions"))
+    flat = flatten(format_1.with_paths(without_neutral(with_revisions(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -24,7 +24,7 @@ from fedexp.rundir.fingerprint import data_marks, essential, fingerprint
 NAME = "fingerprint.json"
 PATHS = (
     *("data_dir", "dataset.root", "surrogate.options.data_dir", "surrogate.options.root"),
-    *("partition.path", "cohorts.path"),
+    *("partition.path", "cohorts.path", "model.weights"),
 )
 
 

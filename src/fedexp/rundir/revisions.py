@@ -1,0 +1,97 @@
+"""Corrections after which the same options give other numbers.
+
+A run of before a correction must stand for none of after it, nor be judged beside the print. So a configuration notes
+under `revisions` the number of each of its parts that was corrected, and the fingerprint counts it; a part that never
+was corrected has no number, and runs with it keep their fingerprint. Who corrects a method adds a row to REVISIONS.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A correction of what one class computes."""
+
+    part: str  # dotted key of the node
+    name: str  # of its class
+    number: int  # from 2 on
+    what: str  # was corrected
+    when: Callable[[Values], bool] = lambda container: True  # of which configurations the numbers have changed
+
+    def concerns(self, container: Values) -> bool:
+        node = value_of(container, self.part)
+        target = str(node.get("_target_")) if isinstance(node, Mapping) else ""
+        return target.rpartition(".")[2] == self.name and self.when(container)
+
+
+def value_of(container: Values, key: str) -> Any:
+    """Return the value at a dotted key; None where there is none."""
+    node: Any = container
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
+def has(**wanted: Any) -> Callable[[Values], bool]:
+    """Return whether all these keys (with __ for a dot) have these values."""
+    keys = {name.replace("__", "."): value for name, value in wanted.items()}
+    return lambda container: all(value_of(container, key) == value for key, value in keys.items())
+
+
+def cfed_has_changed(container: Values) -> bool:
+    text = str(value_of(container, "model._target_")).endswith(".TextCNN")  # the model with dropout
+    return has(algorithm__paradigm="centralized")(container) or (
+        text and has(algorithm__server_distillation=True)(container)
+    )
+
+
+LOCAL_DROPS = "local round forgetting begins in round 2"
+FIRST = (
+    Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
+    Revision("algorithm", "FedALA", 2, "the search stops by the population standard deviation"),
+    Revision("algorithm", "FedDF", 2, "a student is the result, never the average", has(algorithm__epochs_on_server=0)),
+    Revision("algorithm", "CFeD", 2, "a random part of the surrogate set, dropout of the student", cfed_has_changed),
+    Revision(
+        "partition", "Natural", 2, "the public set is that of the clients alone",
+        lambda container: bool(value_of(container, "public.fraction")),
+    ),
+    Revision("surrogate.dataset", "Caltech256", 2, "all of its images are in the surrogate set"),
+    Revision("forgetting_metric", "RoundDrop", 2, LOCAL_DROPS, has(forgetting_metric__local=True)),
+    Revision("forgetting_metric", "All", 2, LOCAL_DROPS),
+)  # fmt: skip
+REVISIONS: tuple[Revision, ...] = (*FIRST,)
+
+
+def latest(container: Values, known: tuple[Revision, ...] | None = None) -> dict[str, int]:
+    """Return part -> number of its last correction, of the parts of a configuration that have one."""
+    found: dict[str, int] = {}
+    for revision in REVISIONS if known is None else known:
+        if revision.concerns(container):
+            found[revision.part] = max(revision.number, found.get(revision.part, 1))
+    return found
+
+
+def noted(container: Values) -> dict[str, int]:
+    """Return the numbers with which a configuration was made: those that it notes, none where it notes nothing.
+
+    The FIRST corrections came before there were such notes, and at once with the key `expected` of experiments, so that
+    a configuration with that key has them."""
+    found = container.get("revisions")
+    if isinstance(found, Mapping):
+        return {str(part): number for part, number in found.items() if isinstance(number, int)}
+    return latest(container, FIRST) if "expected" in container else {}
+
+
+def outdated(container: Values) -> list[str]:
+    """Return what has been corrected since a run with this configuration was made, such as `older code: FedCurv (the
+    Fisher information ...)`; [] where its numbers are those of today."""
+    before = noted(container)
+    return [
+        f"older code: {revision.name} ({revision.what})"
+        for revision in REVISIONS
+        if revision.concerns(container) and revision.number > before.get(revision.part, 1)
+    ]

@@ -1,0 +1,143 @@
+"""Corrections of methods: runs of before stand for none of after, are not resumed, and are shown but not judged."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedexp.analysis.aggregate import mark, write_tables
+from fedexp.config.build import build, resolve
+from fedexp.config.run_names import found_name
+from fedexp.core.errors import ConfigError
+from fedexp.rundir import elsewhere, revisions
+from fedexp.rundir.fingerprint import data_marks, fingerprint, former_hash, group_name
+from fedexp.rundir.revisions import REVISIONS, latest, outdated
+from fedexp.training.job import check_resume
+from test_reproduction import COMMITTED, run_directory
+from toy_federation import composed
+
+# Command lines whose numbers a correction has changed, and like ones whose numbers it has not.
+CHANGED = {
+    "algorithm=fedcurv": ["algorithm=fedavg", "algorithm=fedntd", "algorithm=fedewc", "algorithm=fedka"],
+    "algorithm=fedala": [],
+    "algorithm=feddf algorithm.epochs_on_server=0": ["algorithm=feddf"],
+    "algorithm=cfed_c surrogate.fraction=0.1": ["algorithm=cfed surrogate.fraction=0.1"],
+    "dataset=thucnews model=textcnn algorithm=cfed algorithm.server_distillation=true": [
+        "dataset=thucnews model=textcnn algorithm=cfed",
+        "algorithm=cfed algorithm.server_distillation=true",  # its model has no dropout
+    ],
+    "experiment=flashback/femnist_500": ["dataset=femnist partition=natural"],
+    "experiment=cfed/image_class": ["dataset=caltech256"],
+    "forgetting_metric=round_drop forgetting_metric.local=true": ["forgetting_metric=round_drop"],
+    "forgetting_metric=all": [],
+}
+
+
+def container(line):
+    return resolve(composed(*line.split(), "data_dir=data"))
+
+
+def as_before(values):
+    """The configuration as the code before the corrections wrote it."""
+    return {key: value for key, value in values.items() if key not in ("revisions", "expected")}
+
+
+@pytest.mark.parametrize(("line", "others"), CHANGED.items())
+def test_a_correction_changes_the_fingerprint_of_what_it_concerns_alone(line, others):
+    values = container(line)
+    assert fingerprint(values) != fingerprint(as_before(values))
+    assert outdated(values) == []
+    assert len(outdated(as_before(values))) == 1
+    choices = {"choices": dict.fromkeys(("algorithm", "dataset", "partition"), "x")}
+    assert group_name(values | choices) != group_name(as_before(values) | choices)
+    for other in map(container, others):
+        assert other["revisions"] == {}
+        assert fingerprint(other) == fingerprint(as_before(other))
+        assert outdated(as_before(other)) == []
+
+
+def test_every_correction_has_a_line_above():
+    met = {(r.part, r.name) for r in REVISIONS for line in CHANGED if r.concerns(container(line))}
+    assert met == {(revision.part, revision.name) for revision in REVISIONS}
+
+
+def test_runs_of_between_the_corrections_and_their_notes_have_them():
+    values = container("experiment=fedntd/cifar10_s2 algorithm=fedcurv")
+    between = {key: value for key, value in values.items() if key != "revisions"}
+    assert fingerprint(between) == fingerprint(values)
+    assert outdated(between) == []
+
+
+def test_the_next_correction(monkeypatch):
+    """FedCurv once more, and FedNTD for the first time: a run of today is older code then, one of between too."""
+    more = (revisions.Revision("algorithm", "FedCurv", 3, "x"), revisions.Revision("algorithm", "FedNTD", 2, "y"))
+    today = [container(f"experiment=fedntd/cifar10_s2 algorithm={name}") for name in ("fedcurv", "fedntd")]
+    between = {key: value for key, value in today[1].items() if key != "revisions"}
+    monkeypatch.setattr(revisions, "REVISIONS", REVISIONS + more)
+    assert [outdated(each) for each in (*today, between)] == [
+        ["older code: FedCurv (x)"],
+        ["older code: FedNTD (y)"],
+        ["older code: FedNTD (y)"],
+    ]
+    assert latest(today[0]) == {"algorithm": 3}
+
+
+def test_a_user_cannot_give_the_number():
+    with pytest.raises(ConfigError, match="revisions: no such key"):
+        build(composed("+revisions.algorithm=9"))
+    build(composed("algorithm=fedcurv"))
+
+
+def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
+    """`complete` looks below multirun/ for a finished run with the same result; the seed's directory of before has
+    another name."""
+    values = container("algorithm=fedcurv")
+    for name, config in (("old", as_before(values)), ("new", values)):
+        run = tmp_path / "multirun" / name / "run"
+        run_directory(run, COMMITTED["fedntd_table1"][0])
+        (run / "config.yaml").write_text(yaml.safe_dump(config | {"choices": {"algorithm": "fedcurv"}}))
+    job = tmp_path / "multirun" / "c" / "job"
+    assert elsewhere.complete(job, values) == tmp_path / "multirun" / "new" / "run"
+    shutil.rmtree(tmp_path / "multirun" / "new")
+    assert elsewhere.complete(job, values) is None
+    with pytest.raises(ConfigError, match=r"algorithm\.revision: \(absent\) there, 2 asked for"):
+        check_resume(tmp_path / "multirun" / "old" / "run", values)
+    (tmp_path / f"job_{former_hash(as_before(values))}").mkdir()
+    assert found_name(tmp_path, "job", values) == f"job_{fingerprint(values)[2:10]}"
+
+
+def test_older_code_is_shown_but_not_judged(tmp_path):
+    """FedCurv of before its correction, beside FedAvg of the same commit, which was not corrected."""
+    chosen = [
+        run for run in COMMITTED["fedntd_table1"] if run["rounds"] in ("cifar10_s2_fedcurv_rounds.csv",
+                                                                      "cifar10_s2_fedavg_rounds.csv")
+    ]  # fmt: skip
+    for i, run in enumerate(chosen):
+        run_directory(tmp_path / f"run{i}", run)
+    mark(tmp_path, "fedntd_table1")
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "table.csv", keep_default_na=False)
+    table = table[table["n"] > 0].set_index(["method", "metric"])
+    assert table.loc[("FedAvg", "accuracy"), "protocol"] == "full"
+    old = table.loc[("FedCurv", "accuracy")]
+    assert (old["protocol"], old["verdict"]) == ("reduced", "not judged: reduced protocol")
+    assert old["changes"] == "older code: FedCurv (the Fisher information is taken on a pass of its own)"
+    config = yaml.safe_load((tmp_path / "run1" / "config.yaml").read_text())
+    summary = json.loads((tmp_path / "run1" / "summary.json").read_text())
+    assert (config["algorithm"]["_target_"].rpartition(".")[2], summary["algorithm"]) == ("FedCurv", "fedcurv")
+    (tmp_path / "run1" / "config.yaml").write_text(yaml.safe_dump(config | {"revisions": {"algorithm": 2}}))
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "table.csv", keep_default_na=False)
+    assert set(table.loc[table["n"] > 0, "protocol"]) == {"full"}
+
+
+def test_weights_count_by_their_content(tmp_path):
+    """Another path with the same file is the same run."""
+    for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w.pth").write_bytes(content)
+    found = [container(f"model=resnet18 model.weights={tmp_path}/{name}/w.pth") for name in "abc"]
+    assert "model.weights" in data_marks(found[0])
+    assert fingerprint(found[0]) == fingerprint(found[1]) != fingerprint(found[2])
