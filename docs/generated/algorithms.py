@@ -86,7 +86,8 @@ def restrictions(made: FedAvg) -> str:
         ("", made.inputs, FedAvg.inputs),
     ]
     said = [f"`{key}{' or '.join(values)}`" for key, values, every in limits if set(values) != set(every)]
-    return f"Only with {'; '.join(said)}." if said else ""
+    only = f"Only with {'; '.join(said)}." if said else ""
+    return f"{only} Not with `server.optimizer`: {made.own_step}.".strip() if made.own_step else only
 
 
 @cache

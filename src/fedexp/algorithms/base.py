@@ -31,6 +31,7 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.algorithms.structure import RoundStructure
 from fedexp.core import tree
+from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
 
@@ -74,7 +75,8 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
 class FedAvg(RoundStructure):
     """The base of all algorithms: every hook with its FedAvg meaning."""
 
-    optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")  # with which local training makes sense
+    optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # with which local training makes sense
+    own_step: ClassVar[str] = ""  # why its server's step cannot be that of `server.optimizer`; empty: it can
     scenarios: ClassVar[tuple[str, ...]] = ("none", "class_incremental", "domain_incremental")  # that it is defined for
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
     trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics

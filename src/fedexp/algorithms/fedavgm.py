@@ -17,6 +17,8 @@ from fedexp.core.tree import Params, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(FedAvg):
+    own_step = "it is sgd with a momentum (algorithm=fedavg server.optimizer=sgd server.momentum=0.7)"
+
     beta: float  # momentum, at least 0 and less than 1; 0 is FedAvg
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedDMC(Remembering):
+    own_step = "its server takes over a consolidated model that did not start from its own"
     scenarios = ("class_incremental",)
 
     targets: str  # split | added

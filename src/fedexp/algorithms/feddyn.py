@@ -31,6 +31,8 @@ def clipped(grads: Params, bound: float) -> Params:
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
+    own_step = "its server adds a correction to the average, which the clients' penalties rely on"
+
     alpha: float  # > 0
     clip: float  # bound of the gradient's norm; 0: none
     per_client_alpha: bool

@@ -38,6 +38,8 @@ SMALLEST = 1e-9  # sum of the affinities' changes below which it is enlarged by 
 
 @dataclass(frozen=True, kw_only=True)
 class FedFOMO(FedAvg):
+    own_step = "it has no global model, each client has its own"
+
     models: int  # M, received in each round
     validation: float  # fraction of a client's examples
     epsilon: float  # chance of a random model instead of the best, in the first round

@@ -25,6 +25,7 @@ from fedexp.models import classifier_of
 
 @dataclass(frozen=True, kw_only=True)
 class FedMultiHead(FedAvg):
+    own_step = "its server restores the heads of other tasks, which a momentum would move"
     scenarios = TASKS
     must_train = HEAD
 

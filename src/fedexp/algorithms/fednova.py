@@ -20,6 +20,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
 from fedexp.core.errors import require_choice
+from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
 
@@ -37,9 +38,9 @@ class FedNova(FedAvg):
 
     @property
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the optimizers allowed: with Adam a_k is tau_k; Adam's directions have another size than gradients and
-        cannot correct them."""
-        return ("sgd",) if self.corrects else ("sgd", "adam")
+        """Return the optimizers allowed: with the adaptive ones a_k is tau_k; their directions have another size than
+        gradients and cannot correct them. For Nesterov's momentum the paper states no a_k."""
+        return ("sgd",) if self.corrects else tuple(name for name in OPTIMIZERS if name != "nesterov")
 
     @property
     def corrects(self) -> bool:

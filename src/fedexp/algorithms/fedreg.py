@@ -7,7 +7,7 @@ and the authors' code. Before training, the global model in eval mode turns ever
     perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
 Step j on a batch, with the pseudo batch j (they come round again in every epoch):
     1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no weight decay;
-       with local.optimizer=adam a step of Adam)
+       with another local.optimizer a step of it)
     2. delta = w - w_global, w^ = (w + w_global) / 2
        g_s = grad CE(w^; x^s, y^s),  a = max(0, <delta, g_s> / ||g_s||^2)
        g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
@@ -82,7 +82,7 @@ class FedReg(FedAvg):
         grads, loss = net.gradient(
             lambda p: cross_entropy(net, p, batch.x, batch.y, batch.mask), mixed(params, start, self.gamma)
         )
-        if ctx.local.optimizer == "adam":
+        if ctx.local.optimizer != "sgd":
             params, memory = optimizers.step(params, grads, memory, ctx.lr, ctx.local, batch.step)
         else:
             params = {k: params[k] - ctx.lr * grads[k] for k in params}

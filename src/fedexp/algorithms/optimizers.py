@@ -1,25 +1,44 @@
-"""The update of a local step, twice: as a pure function (the definition) and in place with torch's fused kernels.
+"""The update of a local step, twice: as a pure function (the definition) and in place.
 
-SGD with momentum and coupled weight decay, or Adam (Kingma and Ba, ICLR 2015, Algorithm 1, with torch's defaults and
-coupled weight decay). What an optimizer remembers is fresh at the start of a client's round.
+The optimizers of torch.optim by name (settings.OPTIMIZERS), with torch's defaults but for `local.momentum` of sgd and
+nesterov. Each works entry by entry, so that it may be given one client's parameters or those of many, stacked.
+Weight decay is coupled (it joins the gradient), but for adamw, where it shrinks the parameters by lr * weight_decay.
+With g the gradient, t = 1, 2, ... the step and all memory 0 at first (m, v are kept):
+    sgd       m <- rho m + g,  w <- w - lr m;          nesterov: w <- w - lr (g + rho m)
+    adam(w)   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,
+              w <- w - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps)      (Kingma and Ba, ICLR 2015, Algorithm 1;
+              adamw: Loshchilov and Hutter, ICLR 2019, Algorithm 2)
+    adamax    v <- max(b2 v, |g| + eps),  w <- w - lr / (1 - b1^t) * m / v     (Kingma and Ba, Algorithm 2)
+    adagrad   v <- v + g^2,  w <- w - lr g / (sqrt(v) + eps)                   (Duchi et al., JMLR 2011)
+    rmsprop   v <- a v + (1 - a) g^2,  w <- w - lr g / (sqrt(v) + eps)         (Hinton 2012)
+    adadelta  v <- a v + (1 - a) g^2,  d = sqrt(m + eps) / sqrt(v + eps) * g,
+              m <- a m + (1 - a) d^2,  w <- w - lr d                           (Zeiler 2012, Algorithm 1)
+What an optimizer remembers is fresh at the start of a client's round.
 """
+
+from typing import Any
 
 import torch
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from fedexp.core import tree
+from fedexp.core.private.of_torch import copy_each
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
-BETAS, EPS = (0.9, 0.999), 1e-8
+BETAS, EPS = (0.9, 0.999), 1e-8  # of the Adam family
+ADAGRAD_EPS = 1e-10
+RMSPROP_ALPHA = 0.99
+ADADELTA_RHO, ADADELTA_EPS = 0.9, 1e-6
+MEMORY = {"sgd": ("momentum",), "nesterov": ("momentum",), "adagrad": ("square",), "rmsprop": ("square",)}
+BOTH = ("mean", "square")  # of all others
 
 
 def memory_of(params: Params, local: LocalTraining) -> Tree:
     """Return the optimizer's state (its memory) before the first step."""
-    if local.optimizer == "sgd":
-        return {"momentum": tree.zeros_like(params)}
-    return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params)}
+    return {name: tree.zeros_like(params) for name in MEMORY.get(local.optimizer, BOTH)}
 
 
 def step(
@@ -31,16 +50,46 @@ def step(
     number: int | torch.Tensor,
 ) -> tuple[Params, Tree]:
     """Return (params, memory) after one step; `number`: how many came before it in this round."""
-    grads = {k: grads[k] + local.weight_decay * params[k] for k in params}
-    if local.optimizer == "sgd":
-        momentum = {k: local.momentum * memory["momentum"][k] + grads[k] for k in params}
-        return {k: params[k] - lr * momentum[k] for k in params}, {"momentum": momentum}
-    (first, second), count = BETAS, number + 1
-    mean = {k: first * memory["mean"][k] + (1 - first) * grads[k] for k in params}
-    square = {k: second * memory["square"][k] + (1 - second) * grads[k] ** 2 for k in params}
-    size = {k: (square[k] / (1 - second**count)).sqrt() + EPS for k in params}
-    moved = {k: params[k] - lr / (1 - first**count) * mean[k] / size[k] for k in params}
-    return moved, {"mean": mean, "square": square}
+    if local.optimizer == "adamw":
+        params = {k: params[k] * (1 - lr * local.weight_decay) for k in params}
+    else:
+        grads = {k: grads[k] + local.weight_decay * params[k] for k in params}
+    moves: Params = {}
+    kept: Tree = {name: {} for name in memory}
+    for k, gradient in grads.items():
+        moves[k], new = _rule(gradient, {name: memory[name][k] for name in memory}, local, number + 1)
+        for name in memory:
+            kept[name][k] = new[name]
+    return {k: params[k] - lr * moves[k] for k in params}, kept
+
+
+def _rule(
+    g: torch.Tensor, memory: dict[str, torch.Tensor], local: LocalTraining, count: int | torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return what a step takes off one parameter, divided by the learning rate, and the new memory of it."""
+    name = local.optimizer
+    if name in ("sgd", "nesterov"):
+        momentum = local.momentum * memory["momentum"] + g
+        return (g + local.momentum * momentum if name == "nesterov" else momentum), {"momentum": momentum}
+    square = memory["square"]
+    if name == "adagrad":
+        square = square + g**2
+        return g / (square.sqrt() + ADAGRAD_EPS), {"square": square}
+    if name == "rmsprop":
+        square = RMSPROP_ALPHA * square + (1 - RMSPROP_ALPHA) * g**2
+        return g / (square.sqrt() + EPS), {"square": square}
+    mean, (first, second) = memory["mean"], BETAS
+    if name == "adadelta":
+        square = ADADELTA_RHO * square + (1 - ADADELTA_RHO) * g**2
+        move = (mean + ADADELTA_EPS).sqrt() / (square + ADADELTA_EPS).sqrt() * g
+        return move, {"mean": ADADELTA_RHO * mean + (1 - ADADELTA_RHO) * move**2, "square": square}
+    mean = first * mean + (1 - first) * g
+    if name == "adamax":
+        square = torch.maximum(second * square, g.abs() + EPS)
+        return mean / square / (1 - first**count), {"mean": mean, "square": square}
+    square = second * square + (1 - second) * g**2
+    size = (square / (1 - second**count)).sqrt() + EPS
+    return mean / size / (1 - first**count), {"mean": mean, "square": square}
 
 
 @torch.no_grad()
@@ -52,35 +101,58 @@ def step_in_place(
     local: LocalTraining,
     number: int | torch.Tensor,
 ) -> None:
-    """Do the same step in place: change `params` and `memory`.
+    """Do the same step in place: change `params` and `memory`; with torch's fused kernels where it has them on every
+    device.
 
     Functions, not `torch.optim.SGD` and `Adam`: making an optimizer object imports torch's compiler, which takes
     seconds.
     """
-    values = list(params.values())
     gradients = [like(grads[k], v) for k, v in params.items()]
-    if local.optimizer == "sgd":
-        buffers: list[torch.Tensor | None] = [memory["momentum"][k] for k in params]
-        sgd(
-            values,
-            gradients,
-            buffers if local.momentum else [None] * len(values),
-            fused=True,
-            weight_decay=local.weight_decay,
-            momentum=local.momentum,
-            lr=lr,  # type: ignore[arg-type]
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        return
-    adam(
-        values,
+    if local.optimizer in ("sgd", "nesterov"):
+        _fused_sgd(params, gradients, memory, lr, local)
+    elif local.optimizer in ("adam", "adamw"):
+        _fused_adam(params, gradients, memory, lr, local, number)
+    else:
+        moved, kept = step(params, grads, memory, lr, local, number)
+        pairs = [(params[k], moved[k]) for k in params]
+        pairs += [(memory[name][k], kept[name][k]) for name in memory for k in params]
+        copy_each([old for old, _ in pairs], [new for _, new in pairs])
+
+
+def _fused_sgd(
+    params: Params, gradients: list[torch.Tensor], memory: Tree, lr: float | torch.Tensor, local: LocalTraining
+) -> None:
+    buffers: list[torch.Tensor | None] = [memory["momentum"][k] for k in params]
+    sgd(
+        list(params.values()),
+        gradients,
+        buffers if local.momentum else [None] * len(params),
+        fused=True,
+        weight_decay=local.weight_decay,
+        momentum=local.momentum,
+        lr=lr,  # type: ignore[arg-type]
+        dampening=0.0,
+        nesterov=local.optimizer == "nesterov",
+        maximize=False,
+    )
+
+
+def _fused_adam(
+    params: Params,
+    gradients: list[torch.Tensor],
+    memory: Tree,
+    lr: float | torch.Tensor,
+    local: LocalTraining,
+    number: int | torch.Tensor,
+) -> None:
+    rule: Any = adamw if local.optimizer == "adamw" else adam
+    rule(
+        list(params.values()),
         gradients,
         [memory["mean"][k] for k in params],
         [memory["square"][k] for k in params],
         [],
-        [_count(number, v) for v in values],
+        [_count(number, v) for v in params.values()],
         fused=True,
         amsgrad=False,
         beta1=BETAS[0],

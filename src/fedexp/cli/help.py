@@ -20,7 +20,8 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   rounds=200                      communication rounds      num_clients=100         clients in total
   participation=0.1               fraction sampled a round  weighting=examples      or uniform
   local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
-  local.optimizer=sgd             or adam
+  local.optimizer=sgd             adam, adamw, adagrad ...  local.schedule=cosine   or exponential, step, constant
+  server.optimizer=yogi           sgd, adam, adagrad        server.lr=0.01          of the server
   local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
   public.fraction=0.025           examples for the server   public.balanced=false   at random
   surrogate.dataset=caltech256    unlabelled examples, or   surrogate.fraction=0.2  a part of the training data

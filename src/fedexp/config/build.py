@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets
 from fedexp.config.trust import require_trusted
@@ -45,6 +46,7 @@ class Built:
     settings: Settings  # the keys that are in no node
     seeds: Seeds
     local: LocalTraining
+    server: ServerOptimizer = NO_SERVER_OPTIMIZER
     public: Public
     surrogate: Surrogate
     cohorts: Cohorts = SAMPLED
@@ -59,7 +61,7 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NODES = {name: FIELDS[name] for name in ("seeds", "local", "public", "surrogate", "cohorts")}
+NODES = {name: FIELDS[name] for name in ("seeds", "local", "server", "public", "surrogate", "cohorts")}
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
 

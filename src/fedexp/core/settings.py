@@ -8,6 +8,9 @@ import numpy as np
 from fedexp.core.errors import require, require_choice
 from fedexp.core.views import require_views
 
+OPTIMIZERS = ("sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta")  # of clients
+SCHEDULES = ("exponential", "constant", "step", "cosine")  # of the clients' learning rate, from round to round
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
@@ -20,20 +23,52 @@ class LocalTraining:
     lr_decay: float
     momentum: float
     weight_decay: float
+    schedule: str = "exponential"
+    step_rounds: int = 10  # of schedule=step: rounds between two decays
+    lr_min: float = 0.0  # of schedule=cosine: where it would end after the last round
+    warmup: int = 0  # rounds of a linear rise before the schedule begins
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "local.epochs", self.epochs, "at least 1")
         require(self.batch_size >= 1, "local.batch_size", self.batch_size, "at least 1")
-        require_choice("local.optimizer", self.optimizer, ("sgd", "adam"))
+        require_choice("local.optimizer", self.optimizer, OPTIMIZERS)
         require(0 < self.lr < math.inf, "local.lr", self.lr, "a finite number greater than 0")
         require(0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "greater than 0 and at most 1 (1 = constant)")
         require(0 <= self.momentum < 1, "local.momentum", self.momentum, "at least 0 and less than 1")
         require(0 <= self.weight_decay < math.inf, "local.weight_decay", self.weight_decay, "finite and at least 0")
+        nesterov = self.optimizer != "nesterov" or self.momentum > 0
+        require(nesterov, "local.momentum", self.momentum, "greater than 0 with local.optimizer=nesterov")
+        require_choice("local.schedule", self.schedule, SCHEDULES)
+        require(self.step_rounds >= 1, "local.step_rounds", self.step_rounds, "at least 1")
+        require(0 <= self.lr_min <= self.lr, "local.lr_min", self.lr_min, f"at least 0 and at most local.lr={self.lr}")
+        require(self.warmup >= 0, "local.warmup", self.warmup, "at least 0 (rounds)")
 
-    def lr_at(self, round: int) -> float:
-        """Return the learning rate of round 1, 2, ... (of a task): lr * lr_decay^(round - 1), constant within a round
-        (FedNTD B.3)."""
-        return self.lr * self.lr_decay ** (round - 1)
+    @property
+    def lr_depends_on_rounds(self) -> bool:
+        """Return whether the learning rate of a round depends on the number of all rounds."""
+        return self.schedule == "cosine"
+
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        """Return the learning rate of round 1, 2, ... (of a task), which is constant within a round.
+
+        rounds: all rounds (of a task), which schedule=cosine needs. With t rounds since the warm-up of w rounds:
+        exponential lr * lr_decay^t (FedNTD B.3), step lr * lr_decay^floor(t / step_rounds), cosine
+        lr_min + (lr - lr_min) (1 + cos(pi t / (rounds - w))) / 2 (Loshchilov and Hutter, ICLR 2017, Eq. 5, without
+        restarts), and before, in round i = 1 .. w, lr * i / (w + 1).
+        """
+        if round <= self.warmup:
+            return self.lr * round / (self.warmup + 1)
+        passed = round - self.warmup - 1
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "step":
+                return self.lr * self.lr_decay ** (passed // self.step_rounds)
+            case "cosine":
+                assert rounds is not None, "the caller knows all rounds"
+                share = min(passed / (rounds - self.warmup), 1.0)
+                return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * share)) / 2
+        return self.lr * self.lr_decay**passed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import torch
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, ServerRound
+from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
 from fedexp.core.rng import stream
 from fedexp.core.tree import Tree
@@ -70,9 +71,9 @@ def run_exchange(
     return CohortResult(cohort, trained, losses, describe(experiment, server, cohort, trained), up, down)
 
 
-def aggregate(exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
-    """Return the server's state after aggregation."""
-    new = exchange.aggregate(server, answers.trained.messages, answers.round)
+def aggregate(optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
+    """Return the server's state after aggregation and the step of the server's optimizer."""
+    new = optimizer.step(server, exchange.aggregate(server, answers.trained.messages, answers.round))
     if exchange.trains_model:
         return new | {"buffers": tree.average_buffers(answers.trained.buffers, answers.round.weights)}
     return new

@@ -9,6 +9,7 @@ import torch
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, PublicData
+from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import Seeds, Settings
@@ -52,6 +53,7 @@ class Experiment:
     initial_buffers: Params  # its running statistics
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
     cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
+    server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
     left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
 
     @property
@@ -76,12 +78,13 @@ class Experiment:
         return round % self.rounds_per_task == 0
 
     def lr_at(self, round: int) -> float:
-        """Return the learning rate of a round; its decay begins anew with every task."""
-        return self.bench.local.lr_at(self.within_task(round))
+        """Return the learning rate of a round; its schedule begins anew with every task."""
+        return self.bench.local.lr_at(self.within_task(round), self.rounds_per_task)
 
     def initial_state(self) -> "State":
         model = self.bench.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
+        server |= self.server_optimizer.begin(server["params"])
         counts = [stage.partition.counts for stage in self.stages]
         several = (np.stack(counts), self.rounds_per_task)
         histories = {view: History(*several) if len(counts) > 1 else History(counts[0]) for view in self.bench.views}

@@ -89,6 +89,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         initial_buffers=bench.net.buffers(),
         mixes_examples=model.mixes_examples,
         cohorts=cohorts,
+        server_optimizer=built.server,
         left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
         if model.mixes_examples
         else {},
@@ -126,7 +127,12 @@ def check(built: Built, metrics: Metrics) -> None:
     if built.local.optimizer not in algorithm.optimizers:
         raise ConfigError(
             f"local.optimizer={built.local.optimizer}: {type(algorithm).__name__} is defined for "
-            f"{' and '.join(algorithm.optimizers)}"
+            f"{', '.join(algorithm.optimizers)}"
+        )
+    check_server(built)
+    if built.local.warmup >= built.scenario.rounds_per_task:
+        raise ConfigError(
+            f"local.warmup={built.local.warmup}: must be less than the {built.scenario.rounds_per_task} rounds"
         )
     check_task(built)
     check_views(built)
@@ -135,6 +141,18 @@ def check(built: Built, metrics: Metrics) -> None:
             f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
             "training data (public.fraction=0 now)"
         )
+
+
+def check_server(built: Built) -> None:
+    """Raise ConfigError where a server optimizer is asked for that cannot take the step of the algorithm's server."""
+    algorithm, name = built.algorithm, built.server.optimizer
+    if name is None:
+        return
+    why = algorithm.own_step
+    if algorithm.paradigm == "centralized":
+        why = "algorithm.paradigm=centralized has one client and nothing to average"
+    if why:
+        raise ConfigError(f"server.optimizer={name}: not with {type(algorithm).__name__}: {why}")
 
 
 def check_views(built: Built) -> None:

@@ -62,7 +62,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         local = evaluated and experiment.metrics.needs_local and exchange.trains_model
         done.append(run_exchange(experiment, exchange, server, kept, number, clients, clock, local))
         kept = ChainMap(dict(zip(clients, done[-1].trained.states, strict=True)), kept)  # type: ignore[arg-type]
-        server = aggregate(exchange, server, done[-1])
+        server = aggregate(experiment.server_optimizer, exchange, server, done[-1])
         clock.lap("aggregation")
 
     # 2. Refine on the server.

@@ -1,0 +1,324 @@
+"""Optimizers and schedules of clients against torch.optim, server optimizers against Algorithm 2 of Reddi et al."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms import optimizers
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedavgm import FedAvgM
+from fedexp.algorithms.fedprox import FedProx
+from fedexp.algorithms.server_optimizers import STATE, ServerOptimizer
+from fedexp.config.build import build
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.core.settings import OPTIMIZERS, LocalTraining
+from fedexp.engine.base import ScheduledData
+from fedexp.rundir.fingerprint import fingerprint
+from fedexp.training.rounds import play_round
+from test_algorithms import SHIPPED, Stopping, assert_equal, record
+from test_continual import ROWS as CONTINUAL
+from test_continual import stream
+from toy_federation import ENGINES, LOCAL, advance, assemble, composed, make_experiment, play
+
+TORCH = {
+    "sgd": lambda p, c: torch.optim.SGD(p, c.lr, momentum=c.momentum, weight_decay=c.weight_decay),
+    "nesterov": lambda p, c: torch.optim.SGD(p, c.lr, momentum=c.momentum, weight_decay=c.weight_decay, nesterov=True),
+    "adam": lambda p, c: torch.optim.Adam(p, c.lr, weight_decay=c.weight_decay),
+    "adamw": lambda p, c: torch.optim.AdamW(p, c.lr, weight_decay=c.weight_decay),
+    "adamax": lambda p, c: torch.optim.Adamax(p, c.lr, weight_decay=c.weight_decay),
+    "adagrad": lambda p, c: torch.optim.Adagrad(p, c.lr, weight_decay=c.weight_decay),
+    "rmsprop": lambda p, c: torch.optim.RMSprop(p, c.lr, weight_decay=c.weight_decay),
+    "adadelta": lambda p, c: torch.optim.Adadelta(p, c.lr, weight_decay=c.weight_decay),
+}
+
+
+def local_of(name: str) -> LocalTraining:
+    return replace(LOCAL, optimizer=name, lr=0.02, weight_decay=0.1)
+
+
+def test_every_name_has_its_torch_optimizer():
+    assert tuple(TORCH) == OPTIMIZERS
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_step_is_torch_s(name):
+    """Five steps on a quadratic bowl in float64, by the pure step, in place, and by torch.optim."""
+    local, generator = local_of(name), torch.Generator().manual_seed(0)
+    start = {k: torch.randn(size, dtype=torch.float64, generator=generator) for k, size in (("a", (3, 2)), ("b", (4,)))}
+    theirs = [v.clone().requires_grad_() for v in start.values()]
+    optimizer = TORCH[name](theirs, local)
+    pure, memory = start, optimizers.memory_of(start, local)
+    placed = {k: v.clone() for k, v in start.items()}
+    kept = optimizers.memory_of(placed, local)
+    for number in range(5):
+        optimizer.zero_grad()
+        sum(((p - 1) ** 4).sum() for p in theirs).backward()
+        optimizer.step()
+        pure, memory = optimizers.step(
+            pure, {k: 4 * (v - 1) ** 3 for k, v in pure.items()}, memory, local.lr, local, number
+        )
+        grads = {k: 4 * (v - 1) ** 3 for k, v in placed.items()}
+        optimizers.step_in_place(placed, grads, kept, local.lr, local, number)
+        expected = dict(zip(start, (p.detach() for p in theirs), strict=True))
+        assert_equal(pure, expected, atol=1e-12)
+        assert_equal(placed, expected, atol=1e-12)
+        assert_equal(kept, memory, atol=1e-12)
+    assert not torch.equal(pure["a"], start["a"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_engines_agree_on_every_optimizer(name):
+    """Stacked, in processes and one after the other; two rounds, since what is remembered is fresh in each."""
+    states = [
+        play(replace(make_experiment(local=local_of(name)), engine=engine), 2).server["params"]
+        for engine in ENGINES.values()
+    ]
+    for other in states[1:]:
+        assert_equal(other, states[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adagrad", "nesterov"])
+def test_rounds_are_torch_s(name):
+    """One client alone: its rounds are torch.optim's, fresh in each round."""
+    local = local_of(name)
+    experiment = make_experiment(local=local, sizes=(10,), participation=1.0)
+    state = experiment.initial_state()
+    for number in (1, 2):
+        (schedule,) = assemble(experiment, state, number).schedules
+        w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
+        optimizer = TORCH[name](list(w.values()), replace(local, lr=local.lr_at(number)))
+        for batch in ScheduledData(experiment.bench, schedule).batches():
+            optimizer.zero_grad()
+            F.cross_entropy(experiment.bench.net(w, batch.x).logits, batch.y).backward()
+            optimizer.step()
+        advance(state, play_round(experiment, state))
+        assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
+
+
+# --- schedules
+
+
+@pytest.mark.parametrize(
+    ("changes", "make"),
+    [
+        ({"schedule": "exponential"}, lambda o, s, n: s.ExponentialLR(o, 0.9)),
+        ({"schedule": "constant"}, lambda o, s, n: s.LambdaLR(o, lambda _: 1.0)),
+        ({"schedule": "step", "step_rounds": 3}, lambda o, s, n: s.StepLR(o, 3, gamma=0.9)),
+        ({"schedule": "cosine", "lr_min": 0.01}, lambda o, s, n: s.CosineAnnealingLR(o, n, eta_min=0.01)),
+    ],
+    ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_schedules_are_torch_s(changes, make, warmup):
+    """Of 12 rounds, with and without torch's LinearLR before it."""
+    rounds, local = 12, replace(LOCAL, warmup=warmup, **changes)
+    schedules = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LOCAL.lr)
+    after = make(optimizer, schedules, rounds - warmup)
+    scheduler = after
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: SequentialLR steps its parts with a deprecated argument
+        if warmup:
+            rise = schedules.LinearLR(optimizer, 1 / (warmup + 1), total_iters=warmup)
+            scheduler = schedules.SequentialLR(optimizer, [rise, after], milestones=[warmup])
+        for number in range(1, rounds + 1):
+            expected = optimizer.param_groups[0]["lr"]
+            assert local.lr_at(number, rounds) == pytest.approx(expected, rel=1e-12), number
+            optimizer.step()
+            scheduler.step()
+
+
+def test_a_schedule_begins_anew_with_every_task():
+    experiment = stream(FedAvg(), local=replace(LOCAL, schedule="cosine", warmup=1), rounds=3)
+    per_task = experiment.rounds_per_task
+    first = [experiment.lr_at(number) for number in range(1, per_task + 1)]
+    second = [experiment.lr_at(number) for number in range(per_task + 1, 2 * per_task + 1)]
+    assert first == second
+    assert first[0] == LOCAL.lr / 2
+    assert first[1] == LOCAL.lr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "adamm"}, r"local.optimizer=adamm: must be one of sgd, .*nearest: 'adam"),
+        ({"schedule": "cos"}, r"local.schedule=cos: must be one of .*nearest: 'cosine'"),
+        ({"optimizer": "nesterov", "momentum": 0.0}, r"local.momentum=0.0: must be greater than 0 with .*nesterov"),
+        ({"lr_min": 1.0}, r"local.lr_min=1.0: must be at least 0 and at most local.lr=0.1"),
+        ({"step_rounds": 0}, r"local.step_rounds=0: must be at least 1"),
+        ({"warmup": -1}, r"local.warmup=-1: must be at least 0"),
+    ],
+)
+def test_bad_local_options(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(LOCAL, **changes)
+
+
+def test_a_warm_up_of_all_rounds_is_refused():
+    with pytest.raises(ConfigError, match=r"local.warmup=3: must be less than the 3 rounds"):
+        make_experiment(local=replace(LOCAL, warmup=3))
+
+
+# --- server optimizers
+
+
+def test_server_steps_by_hand():
+    """One parameter x = 1, tau = 0.5 (v = 0.25 at first), lr = 0.1, beta1 = 0.9, beta2 = 0.75. Aggregation would move
+    it by Delta = 2 in round 1, so that Delta^2 = 4, and by Delta = -1 in round 2.
+
+    adagrad with beta1 = 0.9: round 1 m = 0.1 * 2 = 0.2, v = 0.25 + 4 = 4.25;
+                              round 2 m = 0.9 * 0.2 - 0.1 = 0.08, v = 4.25 + 1 = 5.25.
+    adam:    v = 0.75 * 0.25 + 0.25 * 4 = 1.1875; then 0.75 * 1.1875 + 0.25 * 1 = 1.140625.
+    yogi:    v = 0.25 - 0.25 * 4 * sign(0.25 - 4) = 1.25; then 1.25 - 0.25 * 1 * sign(1.25 - 1) = 1.
+    Each x <- x + 0.1 m / (sqrt(v) + 0.5).
+    """
+    squares = {"adagrad": (4.25, 5.25), "adam": (1.1875, 1.140625), "yogi": (1.25, 1.0)}
+    for name, (first, second) in squares.items():
+        optimizer = ServerOptimizer(optimizer=name, lr=0.1, beta1=0.9, beta2=0.75, tau=0.5)
+        x = torch.ones(1, dtype=torch.float64)
+        server = {"params": {"x": x}, "else": 7} | optimizer.begin({"x": x})
+        expected = 1.0
+        for delta, m, v in ((2.0, 0.2, first), (-1.0, 0.08, second)):
+            expected += 0.1 * m / (v**0.5 + 0.5)
+            server = optimizer.step(server, server | {"params": {"x": server["params"]["x"] + delta}})
+            assert server["params"]["x"].item() == pytest.approx(expected, rel=1e-15), name
+            assert server[STATE]["v"]["x"].item() == pytest.approx(v, rel=1e-15)
+            assert server["else"] == 7
+    assert ServerOptimizer(optimizer="sgd", lr=0.5, momentum=0.5).step(
+        {"params": {"x": x}, STATE: {"m": {"x": torch.full_like(x, 4.0)}}}, {"params": {"x": x + 2}}
+    )["params"]["x"].item() == 1 + 0.5 * (0.5 * 4 + 2)
+
+
+def with_server(experiment, **options):
+    return replace(experiment, server_optimizer=ServerOptimizer(**options))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_fedavg_is_sgd_with_lr_1_to_the_bit(engine):
+    experiment = replace(make_experiment(), engine=ENGINES[engine])
+    plain, stepped = (play(each).server["params"] for each in (experiment, with_server(experiment, optimizer="sgd")))
+    for name, value in plain.items():
+        assert torch.equal(stepped[name], value), name
+
+
+def test_sgd_with_momentum_is_fedavgm():
+    beta = 0.7
+    theirs = play(make_experiment(FedAvgM(beta=beta))).server["params"]
+    ours = play(with_server(make_experiment(), optimizer="sgd", momentum=beta)).server["params"]
+    assert_equal(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.1)], ids=lambda a: type(a).__name__)
+def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
+    """Rounds of the algorithm alone from the loop's models; the loop itself is Algorithm 2 over one flat vector."""
+    beta1 = {"adagrad": 0.0}.get(name, 0.9)
+    experiment, plain = with_server(make_experiment(algorithm), optimizer=name), make_experiment(algorithm)
+    state, theirs = experiment.initial_state(), plain.initial_state()
+    names = list(experiment.initial)
+    x = torch.cat([experiment.initial[k].flatten() for k in names])
+    m, v = torch.zeros_like(x), torch.full_like(x, 1e-6)
+    for _ in range(3):
+        advance(theirs, play_round(plain, theirs))
+        delta = torch.cat([theirs.server["params"][k].flatten() for k in names]) - x
+        m = beta1 * m + (1 - beta1) * delta
+        v = {
+            "adam": 0.99 * v + 0.01 * delta**2,
+            "adagrad": v + delta**2,
+            "yogi": v - 0.01 * delta**2 * torch.sign(v - delta**2),
+        }[name]
+        x = x + 0.1 * m / (v.sqrt() + 1e-3)
+        parts = x.split([experiment.initial[k].numel() for k in names])
+        theirs.server = theirs.server | {
+            "params": {k: part.view_as(experiment.initial[k]) for k, part in zip(names, parts, strict=True)}
+        }
+        advance(state, play_round(experiment, state))
+        assert_equal(state.server["params"], theirs.server["params"], atol=1e-12)
+
+
+ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
+    from fedexp.training.prepare import check_server
+
+    row = ROWS[name]
+    algorithm = row.make()
+    experiment = stream(algorithm) if row in CONTINUAL else make_experiment(algorithm, public=row.public)
+
+    class Built:
+        server = ServerOptimizer(optimizer="adam", lr=0.01)
+
+    Built.algorithm = algorithm
+    if algorithm.own_step:
+        with pytest.raises(ConfigError, match=f"server.optimizer=adam: not with {name}: it"):
+            check_server(Built)
+        return
+    check_server(Built)
+    state = play(replace(experiment, server_optimizer=Built.server), 4)
+    assert all(bool(value.isfinite().all()) for value in state.server["params"].values())
+    same = play(replace(experiment, server_optimizer=ServerOptimizer(optimizer="sgd")), 4).server["params"]
+    assert_equal(same, play(experiment, 4).server["params"], atol=0)
+    assert STATE in state.server
+    assert not any(torch.equal(same[k], v) for k, v in state.server["params"].items() if v.is_floating_point())
+
+
+def test_a_server_optimizer_costs_no_bytes():
+    plain = make_experiment()
+    for each in (plain, with_server(plain, optimizer="yogi")):
+        result = play_round(each, each.initial_state())
+        size = len(result.cohort.clients) * tree.num_bytes(plain.initial)
+        assert (result.bytes_up, result.bytes_down) == (size, size)
+
+
+def test_resume_goes_on_with_what_the_server_remembers(tmp_path):
+    experiment = with_server(make_experiment(rounds=5), optimizer="adam")
+    whole = record(experiment, tmp_path / "whole", resume=False)
+    stopping = Stopping(experiment.engine, LOCAL.lr_at(3), KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        record(replace(experiment, engine=stopping), tmp_path / "parts", resume=False)
+    resumed = record(experiment, tmp_path / "parts", resume=True)
+    assert resumed.round == 5
+    assert_equal(resumed.server, whole.server, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["server.optimizer=adm"], "server.optimizer=adm: must be one of sgd, adam, yogi, adagrad (nearest: 'adam')"),
+        (["server.lr=0.5"], "server.lr=0.5: must be left out without server.optimizer"),
+        (["server.optimizer=adam", "server.momentum=0.5"], "server.momentum=0.5: must be 0 with adam"),
+        (["server.optimizer=adam", "server.tau=0"], "server.tau=0.0: must be a finite number greater than 0"),
+        (["server.optimizer=sgd", "server.lr=-1"], "server.lr=-1.0: must be a finite number greater than 0"),
+    ],
+)
+def test_bad_server_options(overrides, message):
+    with pytest.raises(ConfigError) as error:
+        build(composed(*overrides))
+    assert message in str(error.value)
+
+
+def test_centralized_has_no_server_optimizer():
+    from fedexp.training.prepare import prepare
+
+    with pytest.raises(ConfigError, match=r"server.optimizer=adam: not with .*paradigm=centralized has one"):
+        prepare(build(composed("algorithm=lwf", "scenario=class_incremental", "server.optimizer=adam", "hardware=cpu")))
+
+
+def test_the_new_options_leave_fingerprints_as_they_were():
+    """The configuration without them, as it was written before there were any."""
+    from omegaconf import OmegaConf
+
+    now = OmegaConf.to_container(composed("tracker=none"), resolve=False)
+    before = {key: value for key, value in now.items() if key not in ("server", "hydra")}
+    new = ("schedule", "step_rounds", "lr_min", "warmup")
+    before["local"] = {key: value for key, value in now["local"].items() if key not in new}
+    now.pop("hydra", None)
+    assert fingerprint(now, {}) == fingerprint(before, {})
+    assert fingerprint({**now, "server": now["server"] | {"optimizer": "sgd"}}, {}) != fingerprint(before, {})
+    assert fingerprint({**now, "local": now["local"] | {"warmup": 1}}, {}) != fingerprint(before, {})
