@@ -1,13 +1,19 @@
 """What surrounds a command: its locale, its limits, its current directory, and a signal before it has begun."""
 
+import json
 import os
+import pty
 import resource
+import select
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from helpers import SMALL, SOURCE
+from PIL import Image
 
 from fedexp.core import errors, interrupts
 
@@ -16,7 +22,7 @@ def command(*arguments: str, environment=None, **options) -> subprocess.Popen:
     clean = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(SOURCE)}
     program = [sys.executable, "-c", "import sys; from fedexp.cli.main import main; sys.exit(main())", *arguments]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(program, env=clean | (environment or {}), **both, **options)
+    return subprocess.Popen(program, env=clean | (environment or {}), **(both | options))
 
 
 # ---- signals
@@ -89,6 +95,96 @@ def test_a_name_that_is_no_text_is_refused(fedexp):
     answer = fedexp("hydra.run.dir='\udcff'")
     assert answer.code == 2
     assert "is not UTF-8 text" in answer.err
+
+
+@pytest.mark.slow  # a real process
+def test_a_run_in_directories_of_any_letters(tmp_path):
+    """The console has no letter for them, nor has the locale; the run and its files have."""
+    write_images(tmp_path / "ü", {"a": 20, "b": 20})
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
+    options = [option for option in SMALL if not option.startswith("min_size")]
+    options += ["dataset=image_folder", "dataset.root='ü'", "dataset.size=8", "partition=iid", "rounds=1"]
+    options += ["hydra.run.dir='ü/结果'", "tracker=none"]
+    process = command(*options, environment=environment, cwd=tmp_path)
+    said = process.communicate(timeout=120)[0].decode("latin-1")
+    assert process.returncode == 0, said
+    assert "\\u7ed3\\u679c" in said
+    check_completed(tmp_path / "ü/结果", "the console cannot be written ('latin-1' codec can't encode")
+
+
+def write_images(root: Path, classes: dict[str, int]) -> None:
+    """Grey images in the folders train/<class> and test/<class>."""
+    for folder in (root / split / name for split in ("train", "test") for name in classes):
+        folder.mkdir(parents=True)
+        for i in range(classes[folder.name]):
+            Image.new("L", (8, 8), 10 * i).save(folder / f"{i}.png")
+
+
+def check_completed(run: Path, noted: str) -> None:
+    """The run is over, with its tables, and its log says once why the console misses something."""
+    assert json.loads((run / "summary.json").read_text())["status"] == "completed"
+    assert (run / "rounds.csv").read_text().splitlines()[-1].startswith("1,")
+    assert (run / "run.log").read_text(encoding="utf-8").count(noted) == 1
+
+
+# ---- the console
+
+
+@pytest.mark.slow  # a real process
+@pytest.mark.parametrize("both", [False, True])
+def test_a_console_on_a_full_disk(tmp_path, both):
+    """`> /dev/full`, and `2>&1` with it."""
+    with open("/dev/full", "w") as full:
+        options = {"stdout": full, "stderr": full if both else subprocess.PIPE}
+        process = command("rounds=1", *SMALL, "tracker=none", "hydra.run.dir=run", cwd=tmp_path, **options)
+        said = (process.communicate(timeout=120)[1] or b"").decode()
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said  # what the interpreter says where its last flush fails
+    check_completed(tmp_path / "run", "the console cannot be written (No space left on device)")
+
+
+@pytest.mark.slow  # a real process
+def test_a_terminal_that_is_closed_while_the_run_goes_on(tmp_path):
+    """As under nohup: SIGHUP is ignored, and then every line is an input/output error."""
+    leader, terminal = pty.openpty()
+
+    def begin():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.login_tty(terminal)
+
+    arguments = ("rounds=1", *SMALL, "tracker=none", "hydra.run.dir=run")
+    process = command(*arguments, cwd=tmp_path, preexec_fn=begin, stdout=None, stderr=None)
+    os.close(terminal)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run/config.yaml").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        if select.select([leader], [], [], 0.02)[0]:
+            os.read(leader, 4096)
+    os.close(leader)
+    assert process.wait(timeout=120) == 0
+    check_completed(tmp_path / "run", "the console cannot be written (Input/output error)")
+
+
+# ---- what is no image among images
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["a link to nothing", "a link to itself", "a pipe"])
+def test_what_is_no_image_is_one_message(fedexp, tmp_path, kind):
+    """A pipe would be waited for."""
+    write_images(tmp_path / "images", {"a": 2, "b": 2})
+    odd = tmp_path / "images/train/a/9.png"
+    if kind == "a pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to("nowhere" if kind == "a link to nothing" else "9.png")
+    answer = fedexp("dataset=image_folder", "dataset.root=images", "partition=iid", "rounds=1", "hydra.run.dir=run")
+    assert answer.code == 2
+    assert len(answer.err.splitlines()) == 1
+    assert "images/train/a/9.png: " in answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 # ---- limits of memory
