@@ -13,17 +13,26 @@ from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedavgm import FedAvgM
 from fedexp.algorithms.fedcurv import FedCurv
+from fedexp.algorithms.feddecorr import FedDecorr
 from fedexp.algorithms.feddf import FedDF
 from fedexp.algorithms.feddyn import FedDyn
+from fedexp.algorithms.fedexp_step import FedExPStep
 from fedexp.algorithms.fedfomo import FedFOMO
+from fedexp.algorithms.fedgkd import FedGKD
 from fedexp.algorithms.fedka import FedKA
 from fedexp.algorithms.fedkd import FedKD
+from fedexp.algorithms.fedlc import FedLC
+from fedexp.algorithms.fedlmd import FedLMD
 from fedexp.algorithms.fednova import FedNova
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.fedrod import FedRoD
+from fedexp.algorithms.fedrs import FedRS
+from fedexp.algorithms.fedsam import FedSAM
+from fedexp.algorithms.fedsmoo import FedSMOO
+from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.moon import Moon
@@ -197,6 +206,17 @@ SHIPPED = [
         other=dict(models=1, epsilon=0.0, epsilon_decay=0.9, distance="l2"),
         silent=("epsilon", "epsilon_decay")),  # all are sent
     Row(FedPAC, live=dict(lambda_=1.0, head_lr=0.2, head_epochs=1), other=dict(head_epochs=2)),
+    Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=True), zero=dict(beta=0.0)),
+    Row(FedLMD, live=dict(beta=1.0, tau=2.0, teacher=False), zero=dict(beta=0.0)),
+    Row(FedDecorr, live=dict(beta=0.5, variant="released"), zero=dict(beta=0.0), other=dict(variant="paper")),
+    Row(FedDecorr, live=dict(beta=0.5, variant="paper"), zero=dict(beta=0.0), other=dict(variant="released")),
+    Row(FedLC, live=dict(tau=1.0), zero=dict(tau=0.0)),
+    Row(FedRS, live=dict(alpha=0.4), zero=dict(alpha=1.0)),
+    Row(FedSAM, live=dict(rho=0.3), zero=dict(rho=0.0)),
+    Row(FedExPStep, live=dict(eps=1e-4)),
+    Row(FedGKD, live=dict(gamma=1.0, tau=2.0, models=2), zero=dict(gamma=0.0), other=dict(models=1)),
+    Row(FedSpeed, live=dict(rho=0.3, lambda_=0.5, alpha=0.8, clip=1.0), other=dict(clip=0.0)),
+    Row(FedSMOO, live=dict(rho=0.3, lambda_=0.5, clip=1.0), other=dict(clip=0.0)),
 ]  # fmt: skip
 ROWS = [*SHIPPED, Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)), Row(SignDescent, live=dict(scale=0.5))]
 FIRST = {row.cls: row for row in reversed(ROWS)}

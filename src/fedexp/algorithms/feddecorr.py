@@ -1,0 +1,53 @@
+"""FedDecorr: the dimensions of a client's features shall not be correlated, against their collapse under label skew.
+
+Y. Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning", ICLR
+2023, and the authors' code. With Z [n, d] the features of a batch, each dimension less its mean over its standard
+deviation (eps 1e-8, divisor n - 1), and C = Z^T Z:
+    variant=released   L = CE + beta / n * mean over i != j of C_ij^2
+    variant=paper      L = CE + beta / d^2 * sum over i != j of K_ij^2,   K = C / (n - 1), the correlation matrix,
+                       less the paper's diagonal, which is 1 whatever the features are.
+The first is about n times the second; the authors' beta of 0.1 belongs to the first. A batch
+of one example has no correlation, and both are 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.core.errors import require, require_choice
+from fedexp.core.tree import Params
+
+EPS = 1e-8  # under the square root of the variance
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDecorr(FedAvg):
+    beta: float  # weight of the decorrelation, >= 0; 0 is FedAvg
+    variant: str  # released | paper
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta < math.inf, "algorithm.beta", self.beta, "finite and at least 0")
+        require_choice("algorithm.variant", self.variant, ("released", "paper"))
+
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        features, logits, _ = net(params, batch.x)
+        loss = masked_mean(F.cross_entropy(logits, batch.y, reduction="none"), batch.mask)
+        return loss + self.beta * decorrelation(features, batch.mask, self.variant)
+
+
+def decorrelation(features: torch.Tensor, mask: torch.Tensor | None, variant: str) -> torch.Tensor:
+    """Return FedDecorr's term of a batch; a scalar. features [B, d]; mask [B], 1 = example."""
+    rows = features.new_ones(len(features)) if mask is None else mask.to(features.dtype)
+    n, d = rows.sum(), features.shape[-1]
+    centred = (features - (features * rows[:, None]).sum(0) / n.clamp(min=1)) * rows[:, None]
+    variance = (centred**2).sum(0) / (n - 1).clamp(min=1)
+    z = centred / (EPS + variance).sqrt()
+    products = z.T @ z
+    outside = (products**2).sum() - (products.diagonal() ** 2).sum()
+    if variant == "paper":
+        return outside / (n - 1).clamp(min=1) ** 2 / d**2
+    return outside / max(d * (d - 1), 1) / n.clamp(min=1)

@@ -1,0 +1,37 @@
+"""FedExP: the server extrapolates, with a step that is the larger the more the clients' updates differ.
+
+D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023, Algorithm 1.
+With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their mean D,
+    eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + eps))),   w_global <- w_global + eta * D.
+The paper has p_k = 1 / |S|; its code and this follow the weights of the average. Named fedexp_step, to keep it apart
+from this program. Running statistics of batch norm are averaged, not extrapolated.
+Deviations from the code: there eps is multiplied by |S| and by the square of the decay of the learning rate in every
+round, and the mean of the last two global models is evaluated (the paper, Sec. 5, suggests it); here the global model.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedExPStep(FedAvg):
+    eps: float  # added to the squared norm of the mean update, > 0
+
+    def __post_init__(self) -> None:
+        require(0 < self.eps < math.inf, "algorithm.eps", self.eps, "finite and greater than 0")
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        start, stacked = server["params"], messages["params"]
+        update = tree.subtract(tree.weighted_mean(stacked, round.weights), start)
+        squares = torch.stack([((stacked[k] - start[k]) ** 2).flatten(1).sum(1) for k in start]).sum(0)
+        share = (round.weights / round.weights.sum()).to(squares)
+        eta = ((share * squares).sum() / (2 * (tree.dot(update, update) + self.eps))).clamp(min=1)
+        return server | {"params": {k: start[k] + eta * update[k] for k in start}}

@@ -1,0 +1,59 @@
+"""FedGKD: distil from the mean of the last global models.
+
+D. Yao et al., "FedGKD: Towards Heterogeneous Federated Learning via Global Knowledge Distillation", IEEE Trans. on
+Computers 2023, in the form of the authors' code:
+    L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)),
+where the teacher's parameters are the mean of the last `models` global models, the received one among them. There is no
+distillation in the first round. The mean over fewer models is taken until there are that many.
+Deviations: the teacher runs with the running statistics of the received global model, not with their mean. FedGKD-VOTE,
+which weights the answers of the single models by a validation loss on the server, is left out.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedntd import kl_divergence
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedGKD(FedAvg):
+    gamma: float  # weight of the distillation, >= 0; 0 is FedAvg
+    tau: float  # temperature, > 0
+    models: int  # global models in the teacher, at least 1
+
+    def __post_init__(self) -> None:
+        require(0 <= self.gamma < math.inf, "algorithm.gamma", self.gamma, "finite and at least 0")
+        require(0 < self.tau < math.inf, "algorithm.tau", self.tau, "finite and greater than 0")
+        require(self.models >= 1, "algorithm.models", self.models, "at least 1")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(server_state="the last global models", down=1.0)
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        past = tree.map(lambda leaf: leaf.new_zeros(self.models, *leaf.shape), params)
+        return {"params": params, "past": past, "known": next(iter(params.values())).new_zeros(())}
+
+    def broadcast(self, server: Tree) -> Tree:
+        share = server["known"].clamp(min=1, max=self.models)
+        teacher = tree.map(lambda leaf: leaf.sum(0) / share, server["past"])
+        return {"params": server["params"], "teacher": teacher, "distils": (server["known"] > 0).to(share.dtype)}
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        student = net(params, batch.x).logits
+        teacher = net(ctx.server["teacher"], batch.x).logits.detach()
+        distance = self.tau**2 * kl_divergence(teacher, student, self.tau, None) * ctx.server["distils"]
+        return F.cross_entropy(student, batch.y, reduction="none") + self.gamma * distance
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        server = super().aggregate(server, messages, round)
+        past = {k: torch.cat([leaf[1:], server["params"][k][None]]) for k, leaf in server["past"].items()}
+        return server | {"past": past, "known": server["known"] + 1}

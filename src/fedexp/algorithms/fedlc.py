@@ -1,0 +1,39 @@
+"""FedLC: logits are calibrated by how many examples of each class the client has.
+
+J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022. With n_c the
+client's examples of class c,
+    L = -log( exp(z_y - tau n_y^(-1/4)) / sum_c exp(z_c - tau n_c^(-1/4)) ).
+The authors have published no code; two others' implementations (FL-bench, FedDecorr) have this form. A class without
+examples has an infinite margin, so it is not in the sum (FL-bench takes n_c = 1e-8, which is nearly that).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
+
+INFINITE = 1e30  # margin of an absent class; finite, since it may be the label of a row of padding
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedLC(FedAvg):
+    tau: float  # size of the margins, >= 0; 0 is FedAvg
+
+    def __post_init__(self) -> None:
+        require(0 <= self.tau < math.inf, "algorithm.tau", self.tau, "finite and at least 0")
+
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        counts = info.counts[client]
+        margin = self.tau * np.maximum(counts, 1) ** -0.25
+        return {"margin": np.where(counts > 0, margin, INFINITE * (self.tau > 0))}
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        logits = net(params, batch.x).logits
+        return F.cross_entropy(logits - ctx.plan["margin"].to(logits.dtype), batch.y, reduction="none")

@@ -1,0 +1,33 @@
+"""FedRS: the softmax of classes that a client does not have is restricted, so that their weights are not pushed away.
+
+X.-C. Li and D.-C. Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD
+2021: the scores of the classes without examples on the client are multiplied by alpha (0.5) before the softmax.
+Deviation: the paper's scores w_c^T h have no bias; the logit with its bias is scaled here, as in the implementation
+that comes with FedDecorr. alpha = 1 is FedAvg.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRS(FedAvg):
+    alpha: float  # factor of the scores of absent classes, 0 to 1; 1 is FedAvg
+
+    def __post_init__(self) -> None:
+        require(0 <= self.alpha <= 1, "algorithm.alpha", self.alpha, "between 0 and 1")
+
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        return {"factor": np.where(info.counts[client] > 0, 1.0, self.alpha)}
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        logits = net(params, batch.x).logits
+        return F.cross_entropy(logits * ctx.plan["factor"].to(logits.dtype), batch.y, reduction="none")

@@ -1,0 +1,90 @@
+"""FedSMOO: FedSpeed's corrected proximal term, and an ascent that all clients agree on by a second dual variable.
+
+Y. Sun et al., "Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching Global Consistency
+and Smooth Landscape", ICML 2023, Algorithm 1, in the form of the authors' code. With h_k as in FedSpeed, a dual
+variable mu_k of each client and the server's perturbation s, all 0 at first:
+    client   d = g(w) - mu_k - s,   e = rho d / ||d||,   mu_k <- mu_k + e - s,
+             w <- w - lr * (g(w + e) + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k - w_global)
+    server   s <- rho m / ||m|| with m the mean of the mu_k,   h and w_global as in FedSpeed.
+As the authors' code says, its s leaves out the clients' last perturbations, which are small in the mean. Both means
+follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedexp.algorithms import optimizers
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedsam import ascent, plus
+from fedexp.algorithms.fedspeed import corrected_mean, moved, proximal
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.core import tree
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
+
+DUAL = "dual."  # prefix of mu_k's names among the parameters that change in local training
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSMOO(FedAvg):
+    rho: float  # radius of the ascent, >= 0
+    lambda_: float  # weight of the proximal term, >= 0
+    clip: float  # bound of the gradient's norm; 0: none
+
+    def __post_init__(self) -> None:
+        require(0 <= self.rho < math.inf, "algorithm.rho", self.rho, "finite and at least 0")
+        require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
+        require(0 <= self.clip < math.inf, "algorithm.clip", self.clip, "finite and at least 0 (0 = none)")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            client_state="sum of changes h_k, dual mu_k", server_state="mean of all h_k, perturbation s", up=1, down=1
+        )
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        return {"params": params, "h": tree.zeros_like(params), "s": tree.zeros_like(params)}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {"params": server["params"], "s": server["s"]}
+
+    def client_init(self, params: Params, info: Federation) -> Tree:
+        return {"h": tree.zeros_like(params), "dual": tree.zeros_like(params)}
+
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        return ctx.server["params"] | {DUAL + k: v for k, v in ctx.client["dual"].items()}
+
+    def local_step(
+        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Params, Tree, torch.Tensor]:
+        """Take one step of the model and of mu_k; the loss returned is that at `params`."""
+        model, dual = divided(params)
+        shift = ctx.server["s"]
+
+        def loss(p: Params) -> torch.Tensor:
+            return self.objective(net, p, batch, ctx)
+
+        first, value = net.gradient(loss, model)
+        e = ascent({k: first[k] - dual[k] - shift[k] for k in model}, self.rho)
+        second, _ = net.gradient(loss, plus(model, e))
+        grads = proximal(second, model, ctx, self.lambda_, self.clip)
+        own = {name: divided(leaves)[0] for name, leaves in memory.items()}
+        model, own = optimizers.step(model, grads, own, ctx.lr, ctx.local, batch.step)
+        dual = {DUAL + k: dual[k] + e[k] - shift[k] for k in dual}
+        return model | dual, {name: leaves | own[name] for name, leaves in memory.items()}, value
+
+    def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
+        model, dual = divided(params)
+        return {"params": model, "dual": dual}, {"h": moved(ctx.client["h"], model, ctx), "dual": dual}
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        mean = tree.weighted_mean(messages["dual"], round.weights)
+        return server | corrected_mean(server, messages["params"], round) | {"s": ascent(mean, self.rho)}
+
+
+def divided(params: Params) -> tuple[Params, Params]:
+    """Return (the model, mu_k) from the parameters in training."""
+    model = {k: v for k, v in params.items() if not k.startswith(DUAL)}
+    return model, {k.removeprefix(DUAL): v for k, v in params.items() if k.startswith(DUAL)}

@@ -1,0 +1,248 @@
+"""Methods against label skew, each against its formula written a second time, in float64 on tiny tensors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.feddecorr import FedDecorr, decorrelation
+from fedexp.algorithms.fedexp_step import FedExPStep
+from fedexp.algorithms.fedgkd import FedGKD
+from fedexp.algorithms.fedlc import FedLC
+from fedexp.algorithms.fedlmd import FedLMD
+from fedexp.algorithms.fedrs import FedRS
+from fedexp.algorithms.fedsam import FedSAM
+from fedexp.algorithms.fedsmoo import FedSMOO
+from fedexp.algorithms.fedspeed import FedSpeed
+from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.core.settings import LocalTraining
+from fedexp.models import Output
+from toy_federation import ENGINES, assemble, broadcast, describe, flat, make_experiment, play
+
+SGD = LocalTraining(epochs=1, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=1.0, momentum=0.9, weight_decay=0.01)
+
+
+class Table:
+    """A network whose logits stand in its parameters: row b of params["z"] answers example b."""
+
+    def __call__(self, params, x):
+        return Output(params["z"][x], params["z"][x])
+
+    def gradient(self, function, params):
+        return torch.func.grad_and_value(function)(params)
+
+    def buffers(self):
+        return {}
+
+
+def context(server=None, client=None, plan=None, lr=0.1):
+    one = torch.tensor(1.0, dtype=torch.float64)
+    return Context({"params": {}} | (server or {}), {}, client or {}, plan or {}, {}, lr, one, SGD)
+
+
+def batch_of(y, mask=None):
+    return Batch(torch.arange(len(y)), torch.as_tensor(y), mask, 0)
+
+
+def logits(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- losses
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+def test_fedlmd_is_the_released_formula(tau):
+    """The released code subtracts 1000 from the logits of the classes that are masked."""
+    z, teacher, y = logits(3, 5), logits(3, 5, seed=1), torch.tensor([0, 3, 1])
+    minority = torch.tensor([0.0, 1, 1, 0, 1], dtype=torch.float64)
+    method = FedLMD(beta=0.7, tau=tau, teacher=True)
+    loss = method.example_loss(
+        Table(), {"z": z}, batch_of(y), context({"params": {"z": teacher}}, plan={"minority": minority})
+    )
+    label, major = F.one_hot(y, 5), 1 - minority
+    p = (teacher / tau - 1000 * major - 1000 * label).softmax(1)
+    log_q = (z / tau - 1000 * label).log_softmax(1)
+    expected = F.cross_entropy(z, y) + 0.7 * tau**2 * F.kl_div(log_q, p, reduction="batchmean")
+    torch.testing.assert_close(loss.mean(), expected, rtol=1e-12, atol=0)
+
+
+def test_fedlmd_without_a_teacher_by_hand():
+    """C = 4, y = 0, majority {0, 1}: p = 1/2 on classes 2 and 3. With z = (0, 0, 0, log 2): q over {1, 2, 3} is
+    (1, 1, 2) / 4, so KL = 1/2 log((1/2) / (1/4)) + 1/2 log((1/2) / (1/2)) = log(2) / 2."""
+    z = torch.tensor([[0.0, 0, 0, np.log(2)]], dtype=torch.float64)
+    minority = torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)
+    method = FedLMD(beta=1.0, tau=1.0, teacher=False)
+    loss = method.example_loss(Table(), {"z": z}, batch_of([0]), context(plan={"minority": minority}))
+    torch.testing.assert_close(loss, F.cross_entropy(z, torch.tensor([0]))[None] + np.log(2) / 2)
+
+
+def test_fedlmd_distils_nothing_where_no_class_is_left():
+    z, minority = logits(2, 3), torch.tensor([1.0, 0, 0], dtype=torch.float64)
+    method = FedLMD(beta=1.0, tau=1.0, teacher=True)
+    sent = context({"params": {"z": logits(2, 3, seed=1)}}, plan={"minority": minority})
+    loss = method.example_loss(Table(), {"z": z}, batch_of([0, 0]), sent)
+    torch.testing.assert_close(loss, F.cross_entropy(z, torch.tensor([0, 0]), reduction="none"))
+    grads = torch.func.grad(lambda p: method.example_loss(Table(), p, batch_of([0, 0]), sent).sum())({"z": z})
+    assert grads["z"].isfinite().all()
+
+
+def test_fedlmd_majority_has_more_examples_than_a_class_on_average():
+    experiment = make_experiment(FedLMD(beta=1.0, tau=1.0, teacher=True))
+    for client, counts in enumerate(experiment.stages[0].federation.counts):
+        plan = experiment.algorithm.host_plan(experiment.stages[0].federation, client, np.random.default_rng(0))
+        assert plan["minority"].tolist() == [float(n * len(counts) <= sum(counts)) for n in counts]
+
+
+@pytest.mark.parametrize("variant", ["released", "paper"])
+def test_feddecorr_is_numpys_correlation(variant):
+    features = logits(6, 4)
+    K = torch.from_numpy(np.corrcoef(features.numpy().T))
+    outside = K[~torch.eye(4, dtype=torch.bool)] ** 2
+    expected = outside.sum() / 16 if variant == "paper" else 25 * outside.mean() / 6  # C = (n - 1) K, n = 6
+    torch.testing.assert_close(decorrelation(features, None, variant), expected, rtol=1e-6, atol=0)  # eps
+
+
+def test_feddecorr_ignores_padding_and_single_examples():
+    features, mask = logits(6, 4), torch.tensor([1.0, 0, 1, 1, 0, 1], dtype=torch.float64)
+    for variant in ("released", "paper"):
+        expected = decorrelation(features[mask > 0], None, variant)
+        torch.testing.assert_close(decorrelation(features, mask, variant), expected, rtol=1e-12, atol=0)
+        assert decorrelation(features[:1], None, variant) == 0
+    whole = FedDecorr(beta=0.3, variant="paper")
+    loss = whole.objective(Table(), {"z": features}, batch_of([0, 1, 2, 3, 0, 1]), context())
+    plain = F.cross_entropy(features, torch.tensor([0, 1, 2, 3, 0, 1]))
+    torch.testing.assert_close(loss, plain + 0.3 * decorrelation(features, None, "paper"))
+
+
+def test_fedlc_by_hand():
+    """n = (16, 1, 0), tau = 2: margins 2 / 2 = 1 and 2, class 2 is out. z = (0, 0, 5), y = 0:
+    -log(e^-1 / (e^-1 + e^-2)) = log(1 + e^-1)."""
+    z = torch.tensor([[0.0, 0, 5]], dtype=torch.float64)
+    experiment = make_experiment(FedLC(tau=2.0))
+    info = replace(experiment.stages[0].federation, counts=np.array([[16, 1, 0]]), parts=(np.arange(17),))
+    plan = {k: torch.as_tensor(v) for k, v in FedLC(tau=2.0).host_plan(info, 0, np.random.default_rng(0)).items()}
+    loss = FedLC(tau=2.0).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
+    torch.testing.assert_close(loss, torch.tensor([np.log1p(np.exp(-1))]))
+
+
+def test_fedrs_by_hand():
+    """alpha = 0.5, class 1 is absent. z = (0, 2 log 3), y = 0: -log(1 / (1 + 3)) = log 4."""
+    z = torch.tensor([[0.0, 2 * np.log(3)]], dtype=torch.float64)
+    plan = {"factor": torch.tensor([1.0, 0.5], dtype=torch.float64)}
+    loss = FedRS(alpha=0.5).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
+    torch.testing.assert_close(loss, torch.tensor([np.log(4)], dtype=torch.float64))
+
+
+def test_fedgkd_distils_from_the_mean_of_the_last_models():
+    """Three rounds, two models: the teacher is the mean of the global models after rounds 2 and 3."""
+    experiment = make_experiment(FedGKD(gamma=0.5, tau=2.0, models=2))
+    assert experiment.algorithm.broadcast(experiment.initial_state().server)["distils"] == 0
+    two, three = (play(experiment, rounds).server for rounds in (2, 3))
+    sent = experiment.algorithm.broadcast(three)
+    expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
+    torch.testing.assert_close(sent["teacher"], expected)
+    z, teacher, y = logits(3, 4), logits(3, 4, seed=1), torch.tensor([0, 1, 3])
+    server = {"teacher": {"z": teacher}, "distils": torch.tensor(1.0, dtype=torch.float64)}
+    loss = experiment.algorithm.example_loss(Table(), {"z": z}, batch_of(y), context(server)).mean()
+    kl = F.kl_div((z / 2).log_softmax(1), (teacher / 2).softmax(1), reduction="batchmean")
+    torch.testing.assert_close(loss, F.cross_entropy(z, y) + 0.5 * 4 * kl)
+
+
+# --- steps, against torch.optim.SGD on the gradient of the paper
+
+
+def sgd_step(z, grad):
+    """Return what torch's SGD makes of one step with this gradient."""
+    z = z.clone().requires_grad_()
+    z.grad = grad.clone()
+    torch.optim.SGD([z], lr=SGD.lr, momentum=SGD.momentum, weight_decay=SGD.weight_decay).step()
+    return z.detach()
+
+
+def grad_at(z, y):
+    z = z.clone().requires_grad_()
+    F.cross_entropy(z, torch.as_tensor(y)).backward()
+    return z.grad
+
+
+def test_fedsam_takes_the_gradient_at_the_ascended_point():
+    z, y = logits(3, 4), [0, 1, 3]
+    memory = {"momentum": {"z": torch.zeros_like(z)}}
+    params, _, loss = FedSAM(rho=0.3).local_step(Table(), {"z": z}, memory, batch_of(y), context())
+    g = grad_at(z, y)
+    torch.testing.assert_close(params["z"], sgd_step(z, grad_at(z + 0.3 * g / g.norm(), y)))
+    torch.testing.assert_close(loss, F.cross_entropy(z, torch.as_tensor(y)))
+
+
+def test_fedspeed_step():
+    z, start, h, y = logits(3, 4), logits(3, 4, seed=1), logits(3, 4, seed=2), [0, 1, 3]
+    method = FedSpeed(rho=0.3, lambda_=0.2, alpha=0.75, clip=0.1)
+    memory = {"momentum": {"z": torch.zeros_like(z)}}
+    ctx = context({"params": {"z": start}}, {"h": {"z": h}})
+    params, _, _ = method.local_step(Table(), {"z": z}, memory, batch_of(y), ctx)
+    g = grad_at(z, y)
+    whole = 0.25 * g + 0.75 * grad_at(z + 0.3 * g / g.norm(), y) + 0.2 * (z - start + h)
+    leaf = z.clone().requires_grad_()
+    leaf.grad = whole
+    torch.nn.utils.clip_grad_norm_([leaf], 0.1)
+    torch.testing.assert_close(params["z"], sgd_step(z, leaf.grad))
+    _, state = method.finish(Table(), params, None, ctx)
+    torch.testing.assert_close(state["h"]["z"], h + params["z"] - start)
+
+
+def test_fedsmoo_step():
+    z, start, h, dual, s = (logits(3, 4, seed=seed) for seed in range(5))
+    y, method = [0, 1, 3], FedSMOO(rho=0.3, lambda_=0.2, clip=0.0)
+    ctx = context({"params": {"z": start}, "s": {"z": s}}, {"h": {"z": h}, "dual": {"z": dual}})
+    params = {"z": z, "dual.z": dual}
+    memory = {"momentum": {k: torch.zeros_like(v) for k, v in params.items()}}
+    params, memory, _ = method.local_step(Table(), params, memory, batch_of(y), ctx)
+    d = grad_at(z, y) - dual - s
+    e = 0.3 * d / d.norm()
+    torch.testing.assert_close(params["z"], sgd_step(z, grad_at(z + e, y) + 0.2 * (z - start + h)))
+    torch.testing.assert_close(params["dual.z"], dual + e - s)
+    assert memory["momentum"].keys() == params.keys()
+
+
+# --- servers
+
+
+def trained(algorithm, rounds=1):
+    """Return (experiment, state, cohort's messages, what the server knows) of the round after `rounds`."""
+    experiment = make_experiment(algorithm)
+    state = play(experiment, rounds)
+    cohort = assemble(experiment, state, rounds + 1)
+    engine = ENGINES["sequential"]
+    result = engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, 0.1, False)
+    return state, result.messages, describe(experiment, state, cohort, result)
+
+
+def test_fedexp_extrapolates():
+    state, messages, about = trained(FedExPStep(eps=1e-3))
+    start = flat(state.server["params"])
+    updates = [flat({k: v[i] for k, v in messages["params"].items()}) - start for i in range(len(about.weights))]
+    share = (about.weights / about.weights.sum()).double()
+    mean = sum(p * u for p, u in zip(share, updates, strict=True))
+    spread = sum(p * (u @ u) for p, u in zip(share, updates, strict=True)) / (2 * (mean @ mean + 1e-3))
+    new = FedExPStep(eps=1e-3).aggregate(state.server, messages, about)["params"]
+    torch.testing.assert_close(flat(new), start + max(1.0, float(spread)) * mean)
+    small = FedExPStep(eps=1e9).aggregate(state.server, messages, about)["params"]
+    torch.testing.assert_close(small, FedAvg().aggregate(state.server, messages, about)["params"])
+
+
+def test_fedspeed_and_fedsmoo_servers():
+    for algorithm in (FedSpeed(rho=0.1, lambda_=0.5, alpha=1.0, clip=0.0), FedSMOO(rho=0.1, lambda_=0.5, clip=0.0)):
+        state, messages, about = trained(algorithm)
+        server = algorithm.aggregate(state.server, messages, about)
+        share, start = (about.weights / about.weights.sum()).double(), state.server["params"]
+        for k, stacked in messages["params"].items():
+            h = state.server["h"][k] + (stacked - start[k]).sum(0) / about.info.num_clients
+            torch.testing.assert_close(server["h"][k], h)
+            torch.testing.assert_close(server["params"][k], torch.tensordot(share, stacked, 1) + h)
+        if "s" in server:
+            mean = flat({k: torch.tensordot(share, v, 1) for k, v in messages["dual"].items()})
+            torch.testing.assert_close(flat(server["s"]), 0.1 * mean / mean.norm())
