@@ -1,13 +1,56 @@
 """For all tests. Before torch is imported: test workers share the cores; each computes with one thread, unspinning."""
 
+import functools
 import logging
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
+import yaml
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+get_mode, load = Hydra.get_mode, OmegaConf.load
+
+
+def get_mode_quickly(self: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
+    """Hydra composes everything a first time to look for `hydra.mode`, which few commands set; None: it is not set."""
+    plain = not any(argument.startswith(("--config", "-c", "hydra.mode", "+", "~")) for argument in sys.argv[1:])
+    return None if plain else get_mode(self, config_name, overrides)
+
+
+@functools.lru_cache(maxsize=1000)
+def parsed(text: str) -> Any:
+    return yaml.load(text, Loader=get_yaml_loader())
+
+
+def load_quickly(file_: str | Path | IO[Any]) -> Any:
+    """A command reads some 40 yaml files, nearly all of them the same in all tests; equal texts are parsed once."""
+    try:
+        content = parsed(Path(file_).read_text(encoding="utf-8") if isinstance(file_, str | Path) else file_.read())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        if isinstance(file_, str | Path):
+            return load(file_)  # whose message names the file
+        raise
+    return OmegaConf.create({} if content is None else content)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_libraries() -> Iterator[None]:
+    """What Hydra does is the same; what it does twice is done once. Pictures have fewer pixels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hydra, "get_mode", get_mode_quickly)
+        patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
+        patch.setattr("fedexp.figures.DPI", 30)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -114,7 +114,8 @@ def map_array(figure):
         pytest.param({"rounds": 1, "classes": 2, "clients": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_every_picture_is_written(tmp_path, shape):
+def test_every_picture_is_written(tmp_path, monkeypatch, shape):
+    monkeypatch.setattr("fedexp.figures.DPI", 130)  # as outside of tests
     make_run(tmp_path, **shape)
     paths = make_figures(tmp_path)
     assert {p.stem for p in paths} == ALL

@@ -12,9 +12,10 @@ from fedexp.config.build import find_class, resolve
 from fedexp.config.run_names import found_name
 from fedexp.config.trust import targets
 from fedexp.core.errors import ConfigError
+from fedexp.core.former_names import names
 from fedexp.rundir import format_1, origin
 from fedexp.rundir.fingerprint import data_marks, essential, fingerprint, former_hash, group_name, short_hash
-from fedexp.training.job import check_resume
+from fedexp.training.resuming import check_resume
 from toy_federation import CONF, composed, make_experiment
 
 FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"  # a job of the code before format 2
@@ -39,7 +40,7 @@ HASHES = [
     ("dataset=cinic10 partition=sharding algorithm=feddyn data_dir=data forgetting_metric=all", "889225a5", "c799d721"),
     ("partition=file partition.path=p.npz model=resnet56_bottleneck algorithm=fedrod", "b9a3c885", "264fc12f"),
     ("dataset=mnist algorithm=fedreg hardware.precision=fp64 local.lr=0.01", "b652cb08", "ebee745f"),
-    ("experiment=fedntd/mnist_s2 algorithm=feddf public.fraction=0.1 partition=shards", "36935f8f", "0b06f50a"),
+    ("experiment=fedntd/mnist_s2 algorithm=feddf public.fraction=0.1 partition=equal_shards", "36935f8f", "0b06f50a"),
     (
         "scenario=domain_incremental dataset=thucnews model=textcnn algorithm=ewc surrogate.dataset=weibo",
         "1fd3d2e4",
@@ -172,11 +173,22 @@ def test_a_partition_file_counts_by_its_content(tmp_path):
 def test_the_directory_of_format_1_is_used_where_it_is_the_only_one(tmp_path):
     values = container()
     new, old = f"job_{short_hash(values)}", f"job_{former_hash(values)}"
-    assert found_name(tmp_path, "job", values) == new
+    assert found_name(tmp_path, ["job"], values) == new
     (tmp_path / old).mkdir()
-    assert found_name(tmp_path, "job", moved(values)) == old
+    assert found_name(tmp_path, ["job"], moved(values)) == old
     (tmp_path / new).mkdir()
-    assert found_name(tmp_path, "job", values) == new
+    assert found_name(tmp_path, ["job"], values) == new
+
+
+def test_a_directory_with_the_former_name_of_an_option_is_used_where_it_is_the_only_one(tmp_path):
+    values, starts = container("partition=equal_shards"), names("partition", "shards")
+    assert starts == names("partition", "equal_shards") == ["equal_shards", "shards"]
+    new, old = (f"{start}_{short_hash(values)}" for start in starts)
+    assert found_name(tmp_path, starts, values) == new
+    (tmp_path / old).mkdir()
+    assert found_name(tmp_path, starts, values) == old
+    (tmp_path / new).mkdir()
+    assert found_name(tmp_path, starts, values) == new
 
 
 def write(directory, values, data=None):

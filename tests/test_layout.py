@@ -30,14 +30,16 @@ def room_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path):
-    """(line, room) of every import of fedexp's own modules that is executed; not those for type checkers."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def executed(tree):
+    """The nodes of a module but for those that only type checkers read."""
     typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     left_out = {child for node in typing for child in ast.walk(node)}
-    for node in ast.walk(tree):
-        if node in left_out:
-            continue
+    return [node for node in ast.walk(tree) if node not in left_out]
+
+
+def imported_rooms(path):
+    """(line, room) of every import of fedexp's own modules that is executed; not those for type checkers."""
+    for node in executed(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedexp":
             parts = node.module.split(".")[1:]
             yield from ((node.lineno, parts[0] if parts else alias.name) for alias in node.names)
@@ -57,6 +59,25 @@ def test_every_import_points_to_a_floor_below():
     assert not wrong, "\n".join(wrong)
     assert len(FLOORS) <= HIGHEST
     assert len(FLOOR) <= MOST
+
+
+def imported_modules(path, known):
+    """The modules of fedexp among `known` that a module imports when it runs, also within functions."""
+    for node in executed(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in known else node.module for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    paths = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    left = {name: {*imported_modules(path, paths)} & paths.keys() - {name} for name, path in paths.items()}
+    while free := {name for name, wanted in left.items() if not wanted & left.keys()}:
+        left = {name: wanted for name, wanted in left.items() if name not in free}
+    assert not left, "in a circle, or above one: " + ", ".join(sorted(left))
 
 
 def test_every_module_has_a_room():

@@ -78,7 +78,7 @@ def test_accuracies_after_each_task(tmp_path):
     columns, (row,) = table(tmp_path)
     after = ["average_task2", "new_task2", "average_task3", "new_task3", "task_forgetting"]
     assert columns == ["dataset", "scenario", "partition", *BEFORE[1:], *after]
-    assert (row["scenario"], row["partition"]) == ("class_incremental", "shards")
+    assert (row["scenario"], row["partition"]) == ("class_incremental", "equal_shards")  # as it is called now
     assert [float(row[name]) for name in after] == [0.625, 0.9, 0.5, 0.9, 0.25]
     assert (tmp_path / "table.md").read_text().endswith("| 0.6250 | 0.9000 | 0.5000 | 0.9000 | 0.2500 |\n")
 

@@ -1,4 +1,4 @@
-"""Streams of tasks, surrogate sets, shards, the continual metrics, and what of it a command line reaches."""
+"""Sequences of tasks, surrogate sets, shards, the continual metrics, and what of it a command line reaches."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,8 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
-from fedexp.training.job import Job, train_run
+from fedexp.training.job import train_run
+from fedexp.training.place import Job
 from fedexp.training.prepare import divide, prepare
 from toy_federation import composed
 
@@ -67,27 +68,27 @@ def rng():
 def test_class_incremental_tasks():
     """Disjoint classes 3, 3, 4; of every class 70/10/20 %; nothing twice; images keep their labels."""
     data = images()
-    stream = class_incremental().stream(Loads(data), rng())
-    assert [task.classes for task in stream.tasks] == [(0, 1, 2), (3, 4, 5), (6, 7, 8, 9)]
-    out = stream.data
+    sequence = class_incremental().sequence(Loads(data), rng())
+    assert [task.classes for task in sequence.tasks] == [(0, 1, 2), (3, 4, 5), (6, 7, 8, 9)]
+    out = sequence.data
     assert out.test_tasks.tolist() == sorted(out.test_tasks.tolist())
     label = dict(zip(number(torch.cat([data.x_train, data.x_test])), data.y_train.tolist() + data.y_test.tolist(),
                      strict=True))  # fmt: skip
     everything = number(out.x_train) + number(out.x_test)
     assert len(set(everything)) == len(everything) == 450  # 50 of validation stay out
     assert [label[n] for n in everything] == out.y_train.tolist() + out.y_test.tolist()
-    for t, task in enumerate(stream.tasks):
+    for t, task in enumerate(sequence.tasks):
         counts = np.bincount(out.y_train[task.train].numpy(), minlength=10)
         assert counts[list(task.classes)].tolist() == [35] * len(task.classes)
         tested = out.y_test[out.test_tasks == t].numpy()
         assert np.bincount(tested, minlength=10).tolist() == [10 * (c in task.classes) for c in range(10)]
-    assert np.concatenate([task.train for task in stream.tasks]).tolist() == list(range(350))
+    assert np.concatenate([task.train for task in sequence.tasks]).tolist() == list(range(350))
 
 
 def test_validation_instead_of_test():
     """The three parts are the same whichever of the last two is evaluated on."""
     test, validation = (
-        class_incremental(evaluate_on=on).stream(Loads(images()), rng()).data for on in ("test", "validation")
+        class_incremental(evaluate_on=on).sequence(Loads(images()), rng()).data for on in ("test", "validation")
     )
     assert torch.equal(test.x_train, validation.x_train)
     assert len(validation.x_test) == 50
@@ -96,9 +97,9 @@ def test_validation_instead_of_test():
 
 def test_own_split_of_the_data_set():
     data = images()
-    stream = class_incremental(split=None).stream(Loads(data), rng())
-    assert sorted(number(stream.data.x_train)) == sorted(number(data.x_train))
-    assert sorted(number(stream.data.x_test)) == sorted(number(data.x_test))
+    sequence = class_incremental(split=None).sequence(Loads(data), rng())
+    assert sorted(number(sequence.data.x_train)) == sorted(number(data.x_train))
+    assert sorted(number(sequence.data.x_test)) == sorted(number(data.x_test))
 
 
 @pytest.mark.parametrize(
@@ -110,11 +111,11 @@ def test_own_split_of_the_data_set():
     ],
 )
 def test_classes_of_the_tasks(changes, expected):
-    assert [t.classes for t in class_incremental(**changes).stream(Loads(images()), rng()).tasks] == expected
+    assert [t.classes for t in class_incremental(**changes).sequence(Loads(images()), rng()).tasks] == expected
 
 
 def test_shuffled_classes():
-    tasks = class_incremental(num_tasks=5, shuffle_classes=True).stream(Loads(images()), rng()).tasks
+    tasks = class_incremental(num_tasks=5, shuffle_classes=True).sequence(Loads(images()), rng()).tasks
     assert sorted(c for task in tasks for c in task.classes) == list(range(10))
     assert [len(task.classes) for task in tasks] == [2] * 5
     assert [task.classes for task in tasks] != [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
@@ -124,22 +125,22 @@ def test_domain_incremental_tasks():
     """One task a data set; three of the classes, numbered anew; each example stays with its own domain."""
     first, second = images("a"), images("b", train=200, test=100, seed=1)
     scenario = DomainIncremental(rounds_per_task=1, domains=[Loads(second)], classes=[7, 2, 4], **SPLIT)
-    stream = scenario.stream(Loads(first), rng())
-    assert [(t.name, t.classes) for t in stream.tasks] == [("a", (0, 1, 2)), ("b", (0, 1, 2))]
-    assert stream.data.classes == ("c7", "c2", "c4")
-    for task, source in zip(stream.tasks, (first, second), strict=True):
+    sequence = scenario.sequence(Loads(first), rng())
+    assert [(t.name, t.classes) for t in sequence.tasks] == [("a", (0, 1, 2)), ("b", (0, 1, 2))]
+    assert sequence.data.classes == ("c7", "c2", "c4")
+    for task, source in zip(sequence.tasks, (first, second), strict=True):
         label = dict(zip(number(torch.cat([source.x_train, source.x_test])),
                          source.y_train.tolist() + source.y_test.tolist(), strict=True))  # fmt: skip
-        y = stream.data.y_train[task.train]
-        assert [[7, 2, 4][c] for c in y.tolist()] == [label[n] for n in number(stream.data.x_train[task.train])]
-    assert [len(task.train) for task in stream.tasks] == [3 * 35, 3 * 21]
-    assert stream.data.test_tasks.bincount().tolist() == [3 * 10, 3 * 6]
+        y = sequence.data.y_train[task.train]
+        assert [[7, 2, 4][c] for c in y.tolist()] == [label[n] for n in number(sequence.data.x_train[task.train])]
+    assert [len(task.train) for task in sequence.tasks] == [3 * 35, 3 * 21]
+    assert sequence.data.test_tasks.bincount().tolist() == [3 * 10, 3 * 6]
 
 
 def test_domains_must_share_their_labels():
     scenario = DomainIncremental(rounds_per_task=1, domains=[Loads(images("b", classes=5))], classes=None, **SPLIT)
     with pytest.raises(ConfigError, match="b has 5 classes, a 10"):
-        scenario.stream(Loads(images("a")), rng())
+        scenario.sequence(Loads(images("a")), rng())
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_bad_scenarios(changes, message):
 )
 def test_scenarios_that_do_not_fit_the_data(changes, message):
     with pytest.raises(ConfigError, match=message):
-        class_incremental(**changes).stream(Loads(images()), rng())
+        class_incremental(**changes).sequence(Loads(images()), rng())
 
 
 # --- CFeD's protocol as released
@@ -427,7 +428,7 @@ def test_one_place_holds_everything():
     assert experiment.stages[0].federation.surrogate[0].tolist() == experiment.stages[0].federation.unlabelled.tolist()
 
 
-@pytest.mark.parametrize("partition", ["shards", "iid", "lda", "sharding"])
+@pytest.mark.parametrize("partition", ["equal_shards", "iid", "lda", "sharding"])
 def test_every_partition_divides_a_task(partition):
     """A partition sees the task's classes alone: all of its examples (but the rest of a division), of its labels."""
     extra = ["min_size=1", "alpha=1"] if partition == "lda" else []
@@ -442,13 +443,14 @@ def test_every_partition_divides_a_task(partition):
 
 
 def run_once(directory, *overrides):
-    config = composed("scenario=class_incremental", "partition=shards", "tracker=none", "figures=false", "rounds=2",
-                      "local.epochs=1", "hardware.engine=sequential", "hardware.threads=1", *overrides)  # fmt: skip
-    choices = {"algorithm": "a", "dataset": "digits", "partition": "shards", "model": "cnn", "scenario": "class"}
+    config = composed("scenario=class_incremental", "partition=equal_shards", "tracker=none", "figures=false",
+                      "rounds=2", "local.epochs=1", "hardware.engine=sequential", "hardware.threads=1",
+                      *overrides)  # fmt: skip
+    choices = {"algorithm": "a", "dataset": "digits", "partition": "equal_shards", "model": "cnn", "scenario": "class"}
     return train_run(Job(config, directory, [], choices, None))
 
 
-def test_files_of_a_stream(tmp_path):
+def test_files_of_a_sequence(tmp_path):
     """tasks.csv, the columns of rounds.csv and the summary agree; one partition file for each task; roles are named."""
     summary = run_once(tmp_path, "algorithm=cfed", "surrogate.fraction=0.2", "surrogate.total_shards=40")
     tasks, rounds = (pd.read_csv(tmp_path / name) for name in ("tasks.csv", "rounds.csv"))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.rng import stream
+from fedexp.core.rng import generator_for
 from fedexp.core.views import require_views
 from fedexp.data.tasks import ClassIncremental
 from fedexp.figures import _figures
@@ -47,7 +47,7 @@ def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
 def slow_test(experiment, model, round):
     """(right answers per class [C], mean loss) of a model in a round, image after image."""
     data = experiment.bench.data
-    draws = AUGMENTATION.draw(stream(experiment.seeds.training, "augmented test", round), len(data.y_test), 6, 6)
+    draws = AUGMENTATION.draw(generator_for(experiment.seeds.training, "augmented test", round), len(data.y_test), 6, 6)
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for image, label, draw in zip(data.x_test.numpy(), data.y_test.tolist(), draws, strict=True):
         logits = experiment.bench.net(model, torch.from_numpy(shown(image, draw))[None]).logits.detach()

@@ -24,14 +24,15 @@ def pair():
     return tuple(Channel(end) for end in socket.socketpair())
 
 
-def train(engine, algorithm):
+def train(engine, algorithm, close=True):
     experiment = make_experiment(algorithm)
     state = experiment.initial_state()
     cohort = assemble(experiment, state, 1)
     try:
         return cohort, engine.train(algorithm, experiment.bench, state.server, cohort, 0.1, evaluate_local=False)
     finally:
-        engine.close()
+        if close:
+            engine.close()
 
 
 # --- parcels
@@ -121,25 +122,46 @@ def test_no_descriptor_is_left_open():
 # --- engines (every algorithm on two workers: test_algorithms.py)
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_the_number_of_workers_changes_no_bit(count):
+@pytest.fixture(scope="module")
+def pair_of_workers(tmp_path_factory):
+    """Two workers, begun in a directory whose modules have the names of what they import, and that directory; a process
+    takes two seconds to import torch."""
+    folder, before = tmp_path_factory.mktemp("modules"), os.getcwd()
+    for name in ("fedexp", "random", "torch"):
+        (folder / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
+    engine = Workers(Sequential(), [PROCESS] * 2, share=False)
+    os.chdir(folder)
+    try:
+        train(engine, FedAvg(), close=False)
+    finally:
+        os.chdir(before)
+    yield engine, folder
+    engine.close()
+
+
+def assert_no_bit_differs(engine, close):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         expected = train(Sequential(), FedAvg())[1]
     finally:
         torch.set_num_threads(threads)
-    actual = train(Workers(Sequential(), [PROCESS] * count, share=False), FedAvg())[1]
+    actual = train(engine, FedAvg(), close)[1]
     torch.testing.assert_close((actual.messages, actual.losses), (expected.messages, expected.losses), rtol=0, atol=0)
 
 
-def test_modules_of_the_current_directory_are_not_imported(tmp_path, monkeypatch):
-    for name in ("fedexp", "random", "torch"):
-        (tmp_path / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
-    monkeypatch.chdir(tmp_path)
-    cohort, trained = train(Workers(Sequential(), [PROCESS] * 2, share=False), FedAvg())
-    assert len(trained.losses) == len(cohort.clients)
-    assert not (tmp_path / "stolen").exists()
+def test_workers_change_no_bit(pair_of_workers):
+    assert_no_bit_differs(pair_of_workers[0], close=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_workers_changes_no_bit(count):
+    assert_no_bit_differs(Workers(Sequential(), [PROCESS] * count, share=False), close=True)
+
+
+def test_modules_of_the_current_directory_are_not_imported(pair_of_workers):
+    assert not (pair_of_workers[1] / "stolen").exists()
 
 
 @pytest.mark.slow
@@ -190,9 +212,8 @@ def messages():
     logger.removeHandler(handler)
 
 
-def test_a_worker_that_dies_is_replaced(tmp_path, messages):
-    engine = Workers(Sequential(), [PROCESS] * 2, share=False)
-    cohort, trained = train(engine, Dying(notes=str(tmp_path), times=1))
+def test_a_worker_that_dies_is_replaced(tmp_path, messages, pair_of_workers):
+    cohort, trained = train(pair_of_workers[0], Dying(notes=str(tmp_path), times=1), close=False)
     expected = train(Sequential(), FedAvg())[1]
     torch.testing.assert_close(trained.messages, expected.messages, rtol=0, atol=1e-12)
     (line,) = messages
@@ -218,7 +239,8 @@ class Failing(FedAvg):
         raise ArithmeticError("the sum is wrong")
 
 
-def test_an_exception_names_client_hook_and_line():
+def test_an_exception_names_client_hook_and_line(pair_of_workers):
+    """The last test with these workers, which an exception ends."""
     with pytest.raises(ClientFailure, match=r"round 1, client \d+, in finish of Failing: the sum is wrong") as caught:
-        train(Workers(Sequential(), [PROCESS], share=False), Failing())
+        train(pair_of_workers[0], Failing(), close=False)
     assert 'raise ArithmeticError("the sum is wrong")' in "".join(caught.value.__notes__)

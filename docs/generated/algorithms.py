@@ -140,7 +140,7 @@ def companions(name: str) -> str:
     """Options without which a method refuses to run, or has nothing to do."""
     made, given = algorithm(name), ""
     if made.needs.surrogate or "none" not in made.scenarios or made.paradigm == "centralized":
-        given += " scenario=class_incremental partition=shards"
+        given += " scenario=class_incremental partition=equal_shards"
     if made.needs.public:
         given += " public.fraction=0.025"
     return given + (" surrogate.fraction=0.2" if made.needs.surrogate else "")

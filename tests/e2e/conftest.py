@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 from forks import Forked, ForkServer
-from hydra._internal.hydra import Hydra
-from hydra.types import RunMode
 
 from fedexp.cli import main
 from fedexp.cli.subcommands import SUBCOMMANDS
@@ -23,15 +21,6 @@ class Answer:
     err: str
 
 
-get_mode = Hydra.get_mode
-
-
-def quicker(self: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
-    """Hydra composes everything a first time to look for `hydra.mode`, which few commands set."""
-    plain = not any(argument.startswith(("-", "hydra", "+", "~")) for argument in sys.argv[1:])
-    return RunMode.RUN if plain else get_mode(self, config_name, overrides)
-
-
 @pytest.fixture
 def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     """`fedexp(*arguments)` in an empty working directory, without W&B unless asked for."""
@@ -39,7 +28,6 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[Callable[..., Answer]]:
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FEDEXP_DATA", str(tmp_path / "no data"))
-    monkeypatch.setattr(Hydra, "get_mode", quicker)
     logger = logging.getLogger("fedexp")
     before = list(logger.handlers), logger.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -108,16 +108,22 @@ def mine(tmp_path) -> Path:
     return folder
 
 
+LINKS = [
+    *[("checkpoint/clients", "mine"), ("checkpoint", "mine"), (".hydra", "hydra"), ("figures", "mine/deeper")],
+    *[(name, "mine/thesis.txt") for name in ("clients.csv", "run.log", "error.txt", ".lock", ".owner.json")],
+    *[(name, "mine/none") for name in ("summary.json", "tasks.csv", "local_class_accuracy.npz")],  # to be made
+    *[("checkpoint/previous.pt", "mine/thesis.txt"), ("rounds.csv", "rounds.csv"), ("wandb", "mine")],
+]
+IN_SWEEP = ("checkpoint/clients", ".hydra", "summary.json", ".lock")  # a folder, Hydra's, one to be made, an open one
+
+
 @pytest.mark.parametrize(
-    ("place", "target"),
+    ("place", "target", "in_sweep"),
     [
-        *[("checkpoint/clients", "mine"), ("checkpoint", "mine"), (".hydra", "hydra"), ("figures", "mine/deeper")],
-        *[(name, "mine/thesis.txt") for name in ("clients.csv", "run.log", "error.txt", ".lock", ".owner.json")],
-        *[(name, "mine/none") for name in ("summary.json", "tasks.csv", "local_class_accuracy.npz")],  # to be made
-        *[("checkpoint/previous.pt", "mine/thesis.txt"), ("rounds.csv", "rounds.csv"), ("wandb", "mine")],
+        *((*link, False) for link in LINKS),
+        *(pytest.param(*link, True, marks=() if link[0] in IN_SWEEP else pytest.mark.slow) for link in LINKS),
     ],
 )
-@pytest.mark.parametrize("in_sweep", [False, True])
 def test_a_link_out_of_a_run_directory_is_not_followed(fedexp, theirs, mine, place, target, in_sweep):
     path, before = theirs / place, contents(mine)
     if target == "hydra":
@@ -180,29 +186,33 @@ def test_a_path_in_a_checkpoint_is_damage(fedexp, theirs, mine, key, value, said
 # ---- the command line, as somebody else would have one type it ----
 
 
+CALLS = [
+    (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}"),
+    ("+evil=os.mkdir", "+hydra.callbacks.x={a:1}", "+hydra.callbacks.x._target_=${evil}"),
+    (f"+evil={{x:{MKDIR}}}", "+hydra.callbacks=${evil}"),
+    ("+hydra.callbacks.x='${oc.create:\"{_target_: os.mkdir, path: stolen}\"}'",),
+    ("+hydra.job_logging.handlers.x={'()':os.mkdir,path:stolen}",),
+    ("+hydra.job_logging.handlers.x={class:logging.StreamHandler,stream:'ext://os.mkdir'}",),
+    ("hydra.callbacks.sweeps._target_=os.mkdir", "+hydra.callbacks.sweeps.path=stolen"),
+    (f"+evil={MKDIR}", "+hydra.sweeper.x=${evil}", "--multirun"),
+    (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}", "--cfg", "job"),
+    ("+dataset@hydra.callbacks.x=digits",),
+]
+MORE_CALLS = [  # of the same kinds
+    (f"+evil={MKDIR}", "+between=${evil}", "+hydra.callbacks.x=${between}"),
+    (f"+evil={MKDIR}", "+hydra.a=${evil}", "+hydra.callbacks.x=${hydra.a}"),
+    (f"+evil={MKDIR}", "+hydra.callbacks.x={a:1}", "+hydra.callbacks.x.a=${evil}"),
+    ("+hydra.job_logging.handlers.x={class:os.mkdir,path:stolen}",),
+    ("+hydra.hydra_logging.formatters.x={'()':os.mkdir,path:stolen}", "hydra.verbose=true"),
+    (f"+evil={MKDIR}", "+hydra.launcher.x=${evil}", "--multirun"),
+    (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}", "--multirun", "seed=1,2"),
+    ("+dataset@_global_.hydra.callbacks.x=digits",),
+    ("+x@:hydra.callbacks.y=digits",),
+]
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}"),
-        ("+evil=os.mkdir", "+hydra.callbacks.x={a:1}", "+hydra.callbacks.x._target_=${evil}"),
-        (f"+evil={MKDIR}", "+between=${evil}", "+hydra.callbacks.x=${between}"),
-        (f"+evil={{x:{MKDIR}}}", "+hydra.callbacks=${evil}"),
-        (f"+evil={MKDIR}", "+hydra.a=${evil}", "+hydra.callbacks.x=${hydra.a}"),
-        ("+hydra.callbacks.x='${oc.create:\"{_target_: os.mkdir, path: stolen}\"}'",),
-        (f"+evil={MKDIR}", "+hydra.callbacks.x={a:1}", "+hydra.callbacks.x.a=${evil}"),
-        ("+hydra.job_logging.handlers.x={'()':os.mkdir,path:stolen}",),
-        ("+hydra.job_logging.handlers.x={class:os.mkdir,path:stolen}",),
-        ("+hydra.hydra_logging.formatters.x={'()':os.mkdir,path:stolen}", "hydra.verbose=true"),
-        ("+hydra.job_logging.handlers.x={class:logging.StreamHandler,stream:'ext://os.mkdir'}",),
-        ("hydra.callbacks.sweeps._target_=os.mkdir", "+hydra.callbacks.sweeps.path=stolen"),
-        (f"+evil={MKDIR}", "+hydra.sweeper.x=${evil}", "--multirun"),
-        (f"+evil={MKDIR}", "+hydra.launcher.x=${evil}", "--multirun"),
-        (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}", "--multirun", "seed=1,2"),
-        (f"+evil={MKDIR}", "+hydra.callbacks.x=${evil}", "--cfg", "job"),
-        ("+dataset@hydra.callbacks.x=digits",),
-        ("+dataset@_global_.hydra.callbacks.x=digits",),
-        ("+x@:hydra.callbacks.y=digits",),
-    ],
+    "arguments", [*CALLS, *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in MORE_CALLS)]
 )
 def test_hydra_calls_nothing_that_it_was_not_known_to(fedexp, arguments):
     refused(fedexp(*arguments, *SMALL, "rounds=1"))

@@ -66,7 +66,7 @@ BEFORE = {
     "outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "rounds=1 hydra.run.dir={}",
     "multirun/fedntd_table1": "--multirun sweep=fedntd_table1 algorithm=fedavg,fedntd",
     "multirun/algorithms": "--multirun algorithm=fedavg,fedprox hydra.sweep.dir={}",
-    "multirun/cfed": "scenario=class_incremental algorithm=fedlwf partition=shards hydra.run.dir={}/fedlwf",
+    "multirun/cfed": "scenario=class_incremental algorithm=fedlwf partition=equal_shards hydra.run.dir={}/fedlwf",
 }
 # How much every run is reduced: one client of five, one epoch, one round.
 REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participation": "0.2", "figures": "false"}

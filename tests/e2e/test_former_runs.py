@@ -8,6 +8,7 @@ import pytest
 import yaml
 from helpers import SMALL, assert_same_run
 
+from fedexp.core import former_names
 from fedexp.rundir import format_1
 
 FORMER = Path(__file__).parents[1] / "format_1" / "digits_lda_fedntd_seed0_4028ef48"
@@ -70,6 +71,16 @@ def test_a_former_run_with_another_configuration_is_refused(fedexp, run):
     answer = fedexp("resume=run", "algorithm=fedprox")
     assert answer.code == 2
     assert "algorithm._target_: FedNTD there, FedProx asked for" in answer.err
+
+
+def test_the_former_name_of_an_option_is_accepted(fedexp):
+    """With one line that tells the new one."""
+    former_names.notice.cache_clear()
+    old, new = (fedexp(f"partition={name}", "--cfg", "job") for name in ("shards", "equal_shards"))
+    assert old.err == "fedexp: partition=shards: has become partition=equal_shards; the old name is still accepted\n"
+    assert (old.code, new.code, new.err) == (0, 0, "")
+    assert old.out == new.out
+    assert "_target_: fedexp.data.partition.Shards" in new.out
 
 
 def images(root: Path) -> None:

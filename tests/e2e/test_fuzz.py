@@ -176,7 +176,7 @@ def without_run(case: Case) -> dict[str, bytes]:
 
 
 def test_random_input(run_case, finished):
-    campaign(6, 0, run_case, finished)
+    campaign(3, 0, run_case, finished)
 
 
 @pytest.mark.slow

@@ -163,6 +163,7 @@ def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
     assert [len(path.read_text().splitlines()) for path in sweep.glob("*/rounds.csv")] == [5, 5]
 
 
+@pytest.mark.slow  # imports torch once more
 def test_no_answer_of_a_dead_fork_server_is_waited_for(tmp_path):
     """What it started lives on, and must not keep the pipe of its answers open."""
     forks = ForkServer()

@@ -194,7 +194,10 @@ def test_a_refusal_leaves_hydra_s_files_of_a_run(folder, mode, fedexp, run):
     assert snapshot(run) == before
 
 
-@pytest.mark.parametrize("name", ["${seed}", "a\\b", "a\\${seed}", "it's", "end\\"])
+@pytest.mark.parametrize(
+    "name",
+    ["a\\${seed}", "it's", *(pytest.param(name, marks=pytest.mark.slow) for name in ("${seed}", "a\\b", "end\\"))],
+)
 def test_a_run_directory_of_any_name_can_be_resumed(name, fedexp, run, tmp_path):
     (run / "summary.json").unlink()
     odd = run.rename(tmp_path / name)

@@ -85,10 +85,10 @@ def test_a_signal_while_torch_is_imported_stops_the_run_cleanly(tmp_path):
 def test_a_locale_without_utf_8_is_given_one(tmp_path):
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     (tmp_path / "ü").mkdir()
-    process = command("dataset=image_folder", "dataset.root='ü'", environment=environment, cwd=tmp_path)
+    process = command("resume=ü", environment=environment, cwd=tmp_path)  # refused before torch is imported
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert "ü/train: this folder of images cannot be read" in said.decode()
+    assert said.decode().startswith("fedexp: resume=ü: not a run directory (")
 
 
 def test_a_name_that_is_no_text_is_refused(fedexp):
@@ -224,6 +224,18 @@ def test_what_counts_as_lack_of_memory():
 # ---- modules in the current directory
 
 
+def test_what_it_starts_does_not_import_from_the_current_directory(tmp_path):
+    """In a process of its own: that of the tests has the current directory on its path, and would hand it on."""
+    (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
+    program = "import subprocess, sys; from fedexp.cli.main import set_up_process; set_up_process()\n"
+    program += "sys.exit(subprocess.call([sys.executable, '-c', 'import random']) != 0)"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE)}
+    answer = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, capture_output=True)
+    assert answer.returncode == 0, answer.stderr
+    assert not (tmp_path / "stolen").exists()
+
+
+@pytest.mark.slow  # three processes import torch
 def test_processes_of_a_launcher_do_not_import_from_the_current_directory(tmp_path):
     """In a process of its own: that of the tests has the current directory on its path, and would hand it on."""
     (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")

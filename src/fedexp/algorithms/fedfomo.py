@@ -30,7 +30,7 @@ from fedexp.algorithms.base import FedAvg, masked_mean, padded_numbers
 from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network, ServerNetwork, ServerRound
 from fedexp.core import tree
 from fedexp.core.errors import require, require_choice
-from fedexp.core.rng import stream
+from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 
 SMALLEST = 1e-9  # sum of the affinities' changes below which it is enlarged by as much, as in the authors' code
@@ -71,7 +71,7 @@ class FedFOMO(FedAvg):
         """Return the validation examples of a client; clients that have a single example validate on it."""
         part = info.parts[client]
         number = max(int(self.validation * len(part)), 1)
-        return stream(client, "FedFOMO validation", len(part)).permutation(part)[:number]
+        return generator_for(client, "FedFOMO validation", len(part)).permutation(part)[:number]
 
     def training_part(self, info: Federation, client: int) -> np.ndarray:
         part = info.parts[client]

@@ -2,13 +2,12 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedexp.analysis.sweep_figures import Method, ParameterSweep, Setting
 from fedexp.figures.style import (
     NAMED_CLASSES,
     PALETTE,
@@ -23,6 +22,9 @@ from fedexp.figures.style import (
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.rundir.reader import RunDirectory
 
+if TYPE_CHECKING:
+    from fedexp.analysis.sweep_figures import ParameterSweep, Setting
+
 STYLES = ("-", "--", ":", "-.")  # of the second, third, ... eight methods
 PER_ROW = 4  # heat maps beside each other
 # Columns of rounds.csv, each with its label: of a run, and of one in continual learning (CFeD Fig. 3).
@@ -36,7 +38,7 @@ def look(number: int) -> dict[str, Any]:
     return {"color": PALETTE[number % len(PALETTE)], "linestyle": STYLES[number // len(PALETTE) % len(STYLES)]}
 
 
-def curves(setting: Setting) -> Figure:
+def curves(setting: "Setting") -> Figure:
     """Draw learning curves: mean over the seeds of each method, in a band of one standard deviation."""
     columns = TASK_CURVES if setting.with_tasks else CURVES
     figure, panels = two_panels("Learning curves: mean ± standard deviation over seeds", setting.title)
@@ -65,7 +67,7 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
         axes.fill_between(rounds, mean - spread, mean + spread, color=look(number)["color"], alpha=0.18, linewidth=0)
 
 
-def class_accuracy(setting: Setting, normalised: bool) -> Figure:
+def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
     """Draw heat maps classes x rounds of all methods beside each other, the lowest seed of each; one scale for all.
 
     normalised: every round divided by its sum, up to three times the share of a class in a balanced model.
@@ -99,11 +101,13 @@ def class_accuracy(setting: Setting, normalised: bool) -> Figure:
     return figure
 
 
-def round_forgetting(setting: Setting) -> Figure:
+def round_forgetting(setting: "Setting") -> Figure:
     """Draw cumulative distributions of round forgetting (Flashback Fig. 4): of the global model over rounds and, where
     local models were evaluated, of these over rounds and clients. Further left is less forgetting."""
-    kinds = {"global": Method.global_drops, "local": Method.local_drops}
-    drops = {kind: [values(method) for method in setting.methods] for kind, values in kinds.items()}
+    drops = {
+        "global": [method.global_drops() for method in setting.methods],
+        "local": [method.local_drops() for method in setting.methods],
+    }
     drops = {kind: values for kind, values in drops.items() if any(each.size for each in values)}
     figure = Figure(figsize=(WIDTH, 3.6 if len(drops) == 1 else 3.9), layout="constrained")
     panels = figure.subplots(1, len(drops), squeeze=False)[0]
@@ -128,7 +132,7 @@ def distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([ordered[:1], ordered]), np.arange(len(ordered) + 1) / len(ordered)
 
 
-def parameter(sweep: ParameterSweep) -> Figure:
+def parameter(sweep: "ParameterSweep") -> Figure:
     """Draw accuracy and forgetting against a parameter (FedNTD Fig. 15 and 16), bars of one standard deviation over
     seeds; methods that do not have it dotted."""
     name = sweep.key.rpartition(".")[2]

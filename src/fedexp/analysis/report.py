@@ -57,7 +57,7 @@ def runs(directories: Sequence[Path]) -> Iterator[RunDirectory]:
 
 def row(run: RunDirectory) -> dict[str, Any]:
     """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange
-    in a round; tasks: how many were learned to their end, 0 without a stream."""
+    in a round; tasks: how many were learned to their end, 0 without a sequence of tasks."""
     clients = None if run.clients is None else run.clients.groupby("round").size().mean()
     values = {name: run.summary.get(name) for name in (*COLUMNS, "task_forgetting")}
     ends = run.summary.get("tasks") or []

@@ -62,14 +62,15 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def answer_shell(arguments: list[str], folders: list[Path]) -> str:
-    """Return what `--shell-completion TASK=SHELL` prints; folders: of config groups, the user's own and conf/ last."""
-    tasks = [argument.partition("=") for argument in arguments if not argument.startswith("-") and "=" in argument]
-    task, _, shell = next((parts for parts in tasks if parts[0] in ("install", "uninstall", "query")), ("", "", ""))
-    if not task:
+    """Return what `--shell-completion ACTION=SHELL` prints; folders: with config groups, those of the user's
+    first and conf/ last."""
+    actions = [argument.partition("=") for argument in arguments if not argument.startswith("-") and "=" in argument]
+    action, _, shell = next((parts for parts in actions if parts[0] in ("install", "uninstall", "query")), ("", "", ""))
+    if not action:
         raise ConfigError(f"--shell-completion: goes with install=, uninstall= or query= one of {', '.join(SCRIPTS)}")
-    require_choice(task, shell, SCRIPTS)
-    if task != "query":
-        return (SCRIPTS if task == "install" else REMOVALS)[shell].strip()
+    require_choice(action, shell, SCRIPTS)
+    if action != "query":
+        return (SCRIPTS if action == "install" else REMOVALS)[shell].strip()
     words = os.environ.get("COMP_LINE", "").split()[1:]
     if os.environ.get("COMP_LINE", "").endswith(" "):
         words.append("")

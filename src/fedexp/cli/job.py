@@ -25,7 +25,7 @@ from fedexp.core.errors import (
 from fedexp.core.storage import shorten
 
 if TYPE_CHECKING:
-    from fedexp.training.job import Job
+    from fedexp.training.place import Job
 
 
 def run_job(config: Any) -> int:
@@ -64,8 +64,8 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
 
     from fedexp.cli.budget import deadline_of
     from fedexp.cli.launchers import place_of
-    from fedexp.training.job import Job
-    from fedexp.training.place import Place
+    from fedexp.core.former_names import current
+    from fedexp.training.place import Job, Place
 
     runtime = runtime_of(hydra_config)
     go_to(Path(runtime["cwd"]))
@@ -75,7 +75,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         directory=Path(runtime["output_dir"]),
         # Not resolved: an override may itself be an interpolation.
         overrides=OmegaConf.to_container(hydra_config.overrides.task, resolve=False),  # type: ignore[arg-type]
-        choices={k: str(v) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
+        choices={k: current(k, str(v)) for k, v in hydra_config.runtime.choices.items() if not k.startswith("hydra/")},
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
         deadline=deadline_of(hydra_config),

@@ -6,7 +6,6 @@ collected over the whole configuration and raised as one ConfigError.
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets
-from fedexp.config.trust import require_trusted
+from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest
 from fedexp.core.settings import LocalTraining, Public, Seeds, Settings
 from fedexp.data.partition import Partitioner
@@ -122,19 +121,6 @@ def make_target(node: Any, key: str, base: type[T]) -> T:
     if missing := getattr(schema, "__abstractmethods__", None):
         raise ConfigError(f"{key}._target_={node['_target_']}: does not define {', '.join(sorted(missing))}")
     return make(schema, {k: v for k, v in node.items() if k != "_target_"}, f"{key}.")
-
-
-def find_class(name: str, key: str) -> type:
-    """Return the dataclass at a dotted path."""
-    require_trusted(str(name), key)
-    module_name, _, class_name = str(name).rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{key}={name}: cannot be imported ({error})") from error
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise ConfigError(f"{key}={name}: must be a dataclass")
-    return found
 
 
 def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:

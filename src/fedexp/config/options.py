@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedexp.core.errors import ConfigError
 
 PRESETS = ("experiment", "launcher", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
 ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
@@ -31,7 +34,6 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
     """Everything that a user may write left of `=`, with the options (`group=option`) that bring it along."""
-    from omegaconf import OmegaConf
 
     def walk(node: Any, prefix: str) -> Iterator[str]:
         for name, child in node.items():
@@ -39,16 +41,16 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
             if isinstance(child, dict):
                 yield from walk(child, f"{prefix}{name}.")
 
-    main = OmegaConf.to_container(OmegaConf.load(conf / "config.yaml"))
+    main = yaml.load((conf / "config.yaml").read_text(encoding="utf-8"), Loader=LOADER)
     keys: dict[str, list[str]] = {key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))}
     keys |= {"sweep": [], "preview": [], "budget": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
         for path in sorted(path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")):
-            option = OmegaConf.to_container(OmegaConf.load(path))
-            assert isinstance(option, dict)
-            whole = GLOBAL_OPTION.search(path.read_text(encoding="utf-8"))
-            for key in walk(option, "" if whole else f"{group}."):
+            text = path.read_text(encoding="utf-8")
+            content = yaml.load(text, Loader=LOADER)
+            option, prefix = content if isinstance(content, dict) else {}, f"{group}."
+            for key in walk(option, "" if GLOBAL_OPTION.search(text) else prefix):
                 if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):
                     keys.setdefault(key, []).append(f"{group}={path.stem}")
     return keys

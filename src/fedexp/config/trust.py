@@ -5,6 +5,8 @@ anything. fedexp's own classes are always allowed; any other must stand in a yam
 given with --config-dir, and is named in the log.
 """
 
+import dataclasses
+import importlib
 import inspect
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -29,11 +31,22 @@ def require_trusted(name: str, key: str) -> None:
     )
 
 
+def find_class(name: str, key: str) -> type:
+    """Return the dataclass at a dotted path. Raises ConfigError where it is not to be trusted or is none."""
+    require_trusted(str(name), key)
+    module_name, _, class_name = str(name).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{key}={name}: cannot be imported ({error})") from error
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise ConfigError(f"{key}={name}: must be a dataclass")
+    return found
+
+
 def foreign(values: Any) -> list[str]:
     """Return a sentence about each class outside fedexp that a checked configuration names: its source, and who names
     it."""
-    from fedexp.config.build import find_class
-
     sentences = []
     for name in sorted({name for name in targets(values) if not name.startswith(OWN)}):
         try:

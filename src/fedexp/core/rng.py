@@ -5,11 +5,14 @@ import zlib
 import numpy as np
 
 
-def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """Return an independent generator for one purpose, for example `stream(seed, "batches", round, client)`."""
+def generator_for(seed: int, purpose: str, *key: int) -> np.random.Generator:
+    """Return an independent generator for one purpose, for example `generator_for(seed, "batches", round, client)`."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
+
+
+stream = generator_for  # its former name, for code of users
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
     """Return a 63-bit seed for torch.manual_seed, derived in the same way."""
-    return int(stream(seed, purpose, *key).integers(2**63 - 1))
+    return int(generator_for(seed, purpose, *key).integers(2**63 - 1))

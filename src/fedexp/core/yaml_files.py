@@ -4,6 +4,7 @@ A file of a few lines whose aliases refer to aliases stands for billions of valu
 at once and then keeps whoever walks through it busy for ever.
 """
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,27 @@ import yaml
 from fedexp.core.errors import ConfigError
 
 LIMIT = 10_000  # values that a file with aliases may stand for
+DEEPEST = 200  # brackets within each other
+BRACKET = re.compile(r"[][{}]")
 
 
 def load(text: str) -> Any:
-    """Return the values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT values."""
+    """Return the values. Raises yaml.YAMLError, also where aliases stand for more than LIMIT values, and RecursionError
+    where it is nested deeply."""
+    if depth(text) > DEEPEST:
+        raise RecursionError("it is nested too deeply")
     if "&" in text and "*" in text and size(yaml.compose(text, Loader=yaml.SafeLoader), {}) > LIMIT:
         raise yaml.YAMLError(f"its aliases stand for more than {LIMIT:,} values")
     return yaml.safe_load(text)
+
+
+def depth(text: str) -> int:
+    """Return how many brackets stand within each other at most; the parser needs seconds for thousands of them."""
+    level = deepest = 0
+    for found in BRACKET.finditer(text):
+        level = level + 1 if found[0] in "[{" else max(level - 1, 0)
+        deepest = max(deepest, level)
+    return deepest
 
 
 def size(node: yaml.Node | None, sizes: dict[int, float]) -> float:

@@ -1,6 +1,6 @@
 """Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
-A `Stream` is one data set in which every training example belongs to at most one task, and every test example to
+A `TaskSequence` is one data set in which every training example belongs to at most one task, and every test example to
 exactly one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a
 task has.
 """
@@ -19,7 +19,7 @@ from fedexp.data.types import Data, DataSource, Task
 
 
 @dataclass(frozen=True)
-class Stream:
+class TaskSequence:
     data: Data  # of all tasks
     tasks: tuple[Task, ...]
 
@@ -39,7 +39,7 @@ class Scenario(ABC):
         """Return the name of the option."""
 
     @abstractmethod
-    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
+    def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         """Load the data set, and what else the scenario needs, and divide it into tasks."""
 
 
@@ -53,10 +53,10 @@ class OneTask(Scenario):
         """Skip the check of the rounds: they are those of the run, which are checked there, unless they are set
         here."""
 
-    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
+    def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         super().__post_init__()
         data = dataset.load()
-        return Stream(data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),))
+        return TaskSequence(data, (Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train))),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class ClassIncremental(Several):
         edges = [i * num_classes // self.num_tasks for i in range(self.num_tasks + 1)]
         return [sorted(order[start:stop].tolist()) for start, stop in pairwise(edges)]
 
-    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
+    def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         data = dataset.load()
         classes = self.tasks_of(data.num_classes, rng)
         x, y, own_test = pooled([data], data)
@@ -153,7 +153,7 @@ class DomainIncremental(Several):
         good = self.classes is None or len(set(self.classes)) == len(self.classes) > 0
         require(good, "scenario.classes", self.classes, "different labels, or null for all")
 
-    def stream(self, dataset: DataSource, rng: np.random.Generator) -> Stream:
+    def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         first = dataset.load()
         every = [first, *(load_like(domain, first) for domain in self.domains)]
         for data in every[1:]:
@@ -196,8 +196,8 @@ def assemble(
     parts: Sequence[tuple[np.ndarray, np.ndarray]],
     names: Sequence[str],
     classes: Sequence[Sequence[int]],
-) -> Stream:
-    """Return the Stream of the pooled examples: parts: (training, evaluation) examples of each task."""
+) -> TaskSequence:
+    """Return the TaskSequence of the pooled examples: parts: (training, evaluation) examples of each task."""
     for name, (train, held) in zip(names, parts, strict=True):
         if not len(train) or not len(held):
             raise ConfigError(f"scenario: the task of {name} has {len(train)} training and {len(held)} test examples")
@@ -213,4 +213,4 @@ def assemble(
         owners=None,
     )
     numbers = [np.arange(start, stop) for start, stop in pairwise(edges)]
-    return Stream(data, tuple(Task(n, tuple(c), r) for n, c, r in zip(names, classes, numbers, strict=True)))
+    return TaskSequence(data, tuple(Task(n, tuple(c), r) for n, c, r in zip(names, classes, numbers, strict=True)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fedexp.algorithms.base import Batch, FedAvg
 from fedexp.algorithms.heads import by_head
 from fedexp.core import tree
-from fedexp.core.rng import stream
+from fedexp.core.rng import generator_for
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
@@ -162,7 +162,7 @@ class ClientRuntime:
         if view == PLAIN:
             return None
         assert self.augmentation is not None, "checked when the run was prepared"
-        rng = stream(self.seed, "augmented test", round)
+        rng = generator_for(self.seed, "augmented test", round)
         draws = self.augmentation.draw(rng, len(self.data.y_test), *self.data.image_size)
         return torch.from_numpy(draws).to(self.device)
 

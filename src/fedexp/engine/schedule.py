@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedexp.core.rng import stream
+from fedexp.core.rng import generator_for
 from fedexp.core.settings import LocalTraining
 from fedexp.data.types import Draws
 
@@ -55,7 +55,7 @@ def make_schedule(
     skip_single leaves out batches of one example, on which batch normalisation is not defined. again: a name for other
     random numbers than those of the round's training.
     """
-    orders, size = stream(seed, f"batches{again}", round, client), local.batch_size
+    orders, size = generator_for(seed, f"batches{again}", round, client), local.batch_size
     rows: list[np.ndarray] = []
     parts = part if isinstance(part, tuple) else (part,)
     for _ in range(local.epochs):
@@ -72,7 +72,7 @@ def make_schedule(
         index[s, : len(row)] = row
     draws = None
     if augmentation is not None:
-        numbers = augmentation.draw(stream(seed, f"augment{again}", round, client), index.size, *image_size)
+        numbers = augmentation.draw(generator_for(seed, f"augment{again}", round, client), index.size, *image_size)
         draws = torch.from_numpy(numbers.reshape(*index.shape, numbers.shape[-1]))
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     return Schedule(torch.from_numpy(index), lengths, draws)

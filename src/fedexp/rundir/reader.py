@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.former_names import FORMER, current
 from fedexp.core.views import PLAIN, VIEWS, file_of, others
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import contents, files, wholeness
@@ -57,7 +58,9 @@ class RunDirectory:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json; {} before the run's end."""
-        return self._read(files.SUMMARY, contents.read_json, wholeness.check_summary) or {}
+        found = self._read(files.SUMMARY, contents.read_json, wholeness.check_summary) or {}
+        texts = {group: found[group] for group in FORMER if isinstance(found.get(group), str)}
+        return found | {group: current(group, text) for group, text in texts.items()}
 
     @cached_property
     def config(self) -> dict[str, Any]:

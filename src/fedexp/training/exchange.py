@@ -15,7 +15,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
-from fedexp.core.rng import stream
+from fedexp.core.rng import generator_for
 from fedexp.core.tree import Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Gather, Trained
 from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
@@ -133,7 +133,7 @@ def sample(experiment: Experiment, number: int) -> list[int]:
     if experiment.cohorts is not None:
         return experiment.cohorts[number]
     total, size = experiment.stages[0].federation.num_clients, experiment.settings.cohort_size
-    sampler = stream(experiment.seeds.sampling, "cohort", number)
+    sampler = generator_for(experiment.seeds.sampling, "cohort", number)
     return np.sort(sampler.choice(total, size, replace=False)).tolist()
 
 
@@ -147,18 +147,18 @@ def assemble(
 ) -> Cohort:
     """Decide who does what, and prepare the work of each client."""
     seed, bench, info = experiment.seeds.training, experiment.bench, experiment.stage_of(number).federation
-    roles = exchange.roles(info, clients, stream(seed, "roles", number))
+    roles = exchange.roles(info, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
     schedules = [schedule_of(experiment, role, number, client) for role, client in pairs]
     states = [
         to(kept[c], bench.device) if c in kept else role.client_init(experiment.initial, info) for role, c in pairs
     ]
     plans = [
-        role.host_plan(info, c, stream(seed, "plan", number, c)) | plan_after(experiment, role, number, c)
+        role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(experiment, role, number, c)
         for role, c in pairs
     ]
     personals = [
-        to(role.personal_broadcast(server, c, kept, info, stream(seed, "personal", number, c)), bench.device)
+        to(role.personal_broadcast(server, c, kept, info, generator_for(seed, "personal", number, c)), bench.device)
         for role, c in pairs
     ]
     return Cohort(number, clients, roles, schedules, states, plans, personals)
@@ -209,7 +209,7 @@ def describe(experiment: Experiment, server: Tree, cohort: Cohort, trained: Trai
         local=experiment.bench.local,
         public=stage.public,
         surrogate=stage.surrogate,
-        rng=stream(experiment.seeds.training, "server", cohort.round),
+        rng=generator_for(experiment.seeds.training, "server", cohort.round),
     )
 
 

@@ -1,6 +1,12 @@
-"""The place of a job: where a launcher has put it."""
+"""A job as the command line hands it over, and the place where a launcher has put it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from fedexp.training.deadline import Deadline
 
 
 @dataclass(frozen=True)
@@ -10,3 +16,16 @@ class Place:
     cores: int | None = None  # that it may use; None: all that its process may
     finds_gpu: bool = False  # no scheduler has given it one: the jobs of this machine share them out (see gpus.py)
     alone: bool = True  # no other job writes to the same terminal at the same time
+
+
+@dataclass(frozen=True)
+class Job:
+    """Facts that the command line knows about a job."""
+
+    config: DictConfig
+    directory: Path
+    overrides: Sequence[str]
+    choices: Mapping[str, str]  # group -> option
+    sweep: str | None  # name of the sweep this job belongs to
+    place: Place = field(default_factory=Place)
+    deadline: Deadline = field(default_factory=Deadline)

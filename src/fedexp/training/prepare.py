@@ -11,7 +11,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError, require_choice
-from fedexp.core.rng import stream, torch_seed
+from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.settings import LocalTraining
 from fedexp.core.views import AUGMENTED
 from fedexp.data.partition import IID, Partition, make_partition
@@ -261,14 +261,16 @@ class Division:
 def divide(built: Built) -> tuple[Data, list[Division]]:
     """Load the data; decide who holds which training examples: the server first, then the clients."""
     seed = built.seeds.partition
-    stream_ = built.scenario.stream(built.dataset, stream(seed, "tasks"))
-    data, tasks, unlabelled = built.surrogate.attach(stream_.data, stream_.tasks, stream(seed, "surrogate split"))
+    sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
+    data, tasks, unlabelled = built.surrogate.attach(
+        sequence.data, sequence.tasks, generator_for(seed, "surrogate split")
+    )
     shards = Shards((), unlabelled)
     if len(unlabelled):
-        shards = built.surrogate.deal(unlabelled, built.settings.num_clients, stream(seed, "surrogate"))
+        shards = built.surrogate.deal(unlabelled, built.settings.num_clients, generator_for(seed, "surrogate"))
     parts = []
     for number, task in enumerate(tasks):
-        # The first task's streams are those of a run without tasks.
+        # The first task's generators are those of a run without tasks.
         partition = partition_of(built, data, task, (number,) if number else ())
         labels = data.y_train.numpy()
         own = np.full_like(labels, -1)
@@ -277,7 +279,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             parts=partition.parts,
             counts=partition.counts,
             labels=labels,
-            shared=one_of_each(own, data.num_classes, stream(seed, "shared", *((number,) if number else ()))),
+            shared=one_of_each(own, data.num_classes, generator_for(seed, "shared", *((number,) if number else ()))),
             weighting=built.settings.weighting,
             task=number,
             tasks=tuple(each.classes for each in tasks),
@@ -291,12 +293,12 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
 def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
     """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew."""
     seed, settings = built.seeds.partition, built.settings
-    partitioner, rng, numbers = built.partition, stream(seed, "partition", *key), task.train
+    partitioner, rng, numbers = built.partition, generator_for(seed, "partition", *key), task.train
     kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
     if kept is not None:
         numbers = numbers[kept]
     labels = np.searchsorted(task.classes, data.y_train.numpy()[numbers])
-    public = built.public.split(labels, len(task.classes), stream(seed, "public", *key))
+    public = built.public.split(labels, len(task.classes), generator_for(seed, "public", *key))
     if built.public.fraction and not len(public):
         raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
     owners = None if data.owners is None else data.owners[numbers]

@@ -256,14 +256,14 @@ def side_by_side(
         else:
             torch.add(result, addend[i], out=rooms[which][i])
 
-    tasks = [(which, i) for i in range(count) for which in range(len(functions))]
-    streams = [] if here is None else _streams(device)[: len(tasks)]
+    calls = [(which, i) for i in range(count) for which in range(len(functions))]
+    streams = [] if here is None else _streams(device)[: len(calls)]
     for stream in streams:
         stream.wait_stream(here)  # type: ignore[arg-type]
     try:
-        for number, task in enumerate(tasks):
+        for number, arguments in enumerate(calls):
             with torch.cuda.stream(streams[number % len(streams)] if streams else None):
-                call(*task)
+                call(*arguments)
     finally:
         for stream in streams:
             here.wait_stream(stream)  # type: ignore[union-attr]

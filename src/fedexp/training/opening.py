@@ -1,0 +1,148 @@
+"""The directory and the log of a run before its first round."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedexp.config.build import Built
+from fedexp.config.trust import foreign
+from fedexp.core import console, storage, tree
+from fedexp.core.errors import ConfigError
+from fedexp.metrics.history import task_partition
+from fedexp.rundir import checkpoint, csv_files, files, origin
+from fedexp.rundir.client_states import choose_place
+from fedexp.rundir.mending import remove_attempt
+from fedexp.training.experiment import Experiment, Stage, State
+from fedexp.training.place import Job
+from fedexp.training.prepare import Prepared
+from fedexp.training.provenance import begin_span
+
+log = logging.getLogger("fedexp")
+NEW_LEVELS = 3  # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
+
+
+def make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".hydra").mkdir(exist_ok=True)
+        storage.sync(directory)
+        storage.sync_above(directory, NEW_LEVELS)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
+
+
+def clear_failed_attempt(directory: Path) -> None:
+    """Remove what an attempt that failed has left."""
+    with storage.storing(directory):
+        remove_attempt(directory)
+        files.remove_temporaries(directory)
+
+
+def note_beginning(
+    job: Job,
+    built: Built,
+    container: dict[str, Any],
+    prepared: Prepared,
+    state: State,
+    saved: checkpoint.Saved | None,
+) -> None:
+    """Note in the directory and in its log what is run, with what, from where on."""
+    experiment = prepared.experiment
+    for sentence in foreign(container):
+        log.warning("%s", sentence)
+    log.info("hardware: %s", prepared.hardware.sentence())
+    begin_span(state, prepared.hardware)
+    place_states(experiment, state)
+    if saved is None or saved.state is None:
+        say_that_it_begins_anew(job.directory, saved, built)
+        write_inputs(job, container, experiment)
+    else:
+        say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
+        if saved.problem is not None:
+            checkpoint.set_aside(job.directory)
+    origin.note(job.directory, container, experiment.bench.data)
+
+
+def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
+    """Say that the run begins anew: a damaged table cannot be made again from a state, so it is kept, out of the
+    way."""
+    if saved is not None:
+        checkpoint.set_tables_aside(directory)
+        log.warning("%s; the run begins again, and what was there is kept in %s", saved.problem, directory / "damaged")
+    elif built.settings.resume is not None:
+        log.info("no round was saved: the run begins anew")
+
+
+def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> None:
+    """Say where the run resumes, and what is lost: rounds that are in the tidy files and in no state to resume from."""
+    last = csv_files.last_round(directory)
+    lost = ""
+    if last is not None and last > after:
+        rounds = f"round {last} is" if last == after + 1 else f"rounds {after + 1} to {last} are"
+        lost = f"; {rounds} run again"
+    if problem is not None:
+        log.warning("%s; the checkpoint before it is used", problem)
+    log.info("resuming after round %d%s", after, lost)
+
+
+def place_states(experiment: Experiment, state: State) -> None:
+    """Decide where client states are kept, and say how large they are."""
+    federation = experiment.stages[0].federation
+    example = experiment.algorithm.client_init(experiment.initial, federation)
+    if each := tree.num_bytes(example):
+        home, resident, sentence = choose_place(each, federation.num_clients, experiment.bench.device)
+        state.clients.place(home, resident)
+        log.info("%s", sentence)
+
+
+def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
+    """Write what the run was asked to do and which data each client has."""
+    text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
+    storage.write_atomically(job.directory / files.CONFIG, text)
+    overrides = yaml.safe_dump(list(job.overrides), allow_unicode=True).encode()
+    storage.write_atomically(job.directory / ".hydra" / "overrides.yaml", overrides)
+    for name, stage in partition_files(experiment).items():
+        partition = stage.partition
+        if len(experiment.stages) > 1:
+            partition = replace(partition, info=partition.info | {"rounds_per_task": experiment.rounds_per_task})
+        partition.save(job.directory / name, experiment.bench.data.classes)
+        log.info("partition %s: %s", partition.hash[:12], partition.info)
+
+
+def partition_files(experiment: Experiment) -> dict[str, Stage]:
+    """Return file name -> the task whose partition it holds."""
+    names = [files.PARTITION, *(task_partition(number) for number in range(2, len(experiment.stages) + 1))]
+    return dict(zip(names, experiment.stages, strict=True))
+
+
+class RunLog(logging.FileHandler):
+    """run.log, which a full disk cuts short: the console has its lines too, and files that matter say it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print no traceback for every line."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def run_log(directory: Path) -> Iterator[None]:
+    """While the block runs, run.log takes what is logged."""
+    path = directory / "run.log"
+    with storage.storing(path):
+        handler = RunLog(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        if console.problem is not None:  # there, and not on the console
+            handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
+        log.removeHandler(handler)
+        handler.close()

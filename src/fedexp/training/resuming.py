@@ -1,0 +1,116 @@
+"""The beginning of a run: in a new directory, or in one that holds the same run, begun or complete."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedexp.config.build import Built
+from fedexp.config.cohorts import check_begun
+from fedexp.config.named import search_path
+from fedexp.config.options import PRESETS, list_groups
+from fedexp.config.overrides import key_of, read_overrides
+from fedexp.core import yaml_files
+from fedexp.core.errors import ConfigError
+from fedexp.data.partition import Partition
+from fedexp.rundir import checkpoint, elsewhere, files, origin
+from fedexp.rundir.mending import begin_again_where_damaged
+from fedexp.rundir.reader import finished_summary
+from fedexp.trackers.progress import result_table
+from fedexp.training.experiment import Experiment, State
+from fedexp.training.opening import partition_files
+from fedexp.training.place import Job
+from fedexp.training.prepare import Prepared
+from fedexp.training.results import draw_missing, result_files
+
+log = logging.getLogger("fedexp")
+
+
+def at_its_place(job: Job) -> Job:
+    """Return a job that is resumed, with relative paths of data as it was started with them."""
+    stored = job.directory / ".hydra" / "overrides.yaml"
+    if job.sweep is not None or job.config.get("resume") is None or not stored.exists():
+        return job
+    before = set(read_overrides(stored, [*list_groups(search_path()), *PRESETS]))
+    typed = [key_of(override) for override in job.overrides if override not in before]
+    return replace(job, config=origin.from_where_it_began(job.config, job.directory, typed))
+
+
+def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bool, dict[str, Any] | None]:
+    """Return (whether there is something to resume from, the summary of a run that is over or None)."""
+    resumed = built.settings.resume is not None
+    if job.sweep is None and not resumed:
+        check_new(job.directory)
+        return False, None
+    if not resumed:
+        begin_again_where_damaged(job.directory, job.overrides)
+    if not resumed and not checkpoint.exists(job.directory):
+        return False, None  # a job of a sweep that is new, or that ended before it had anything to resume from
+    check_resume(job.directory, container)
+    summary = finished_summary(job.directory)
+    if summary is None:
+        return True, None
+    if built.settings.figures:
+        draw_missing(job.directory, summary)
+    log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
+    if job.sweep is None:
+        result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
+    return False, summary
+
+
+def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the summary of the same run where another sweep has made it, which is noted; None where none has."""
+    other = elsewhere.complete(job.directory, container)
+    if other is None:
+        return None
+    elsewhere.note(job.directory, other, job.overrides)
+    log.info("%s is complete in %s; counted, not run again", job.directory.name, other)
+    return finished_summary(other) or {}
+
+
+def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) -> State:
+    """Return the state that the rounds begin from: a saved one, if the run and its data are still the same, or new."""
+    experiment = prepared.experiment
+    if saved is None or saved.state is None:
+        return experiment.initial_state()
+    state = State.from_tree(saved.state, prepared.hardware.device, job.directory)
+    origin.check_data(job.directory, experiment.bench.data)
+    check_partition(job.directory, experiment)
+    check_begun(job.directory, experiment.cohorts, state.round)
+    return state
+
+
+def check_new(directory: Path) -> None:
+    if (directory / files.ROUNDS).exists():
+        raise ConfigError(
+            f"{directory}: already holds a run; continue it with resume={directory} or choose another hydra.run.dir"
+        )
+
+
+def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
+    """Make sure that the run there was begun with this configuration."""
+    if differing := origin.differences(directory, read_config(directory), container):
+        raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    path = directory / files.CONFIG
+    try:
+        config = yaml_files.load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"resume={directory}: not a run directory (no {files.CONFIG} there)") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: is not the configuration of a run")
+    return config
+
+
+def check_partition(directory: Path, experiment: Experiment) -> None:
+    """Raise ConfigError unless the data still give the partitions that the run began with."""
+    for name, stage in partition_files(experiment).items():
+        if Partition.load(directory / name).hash != stage.partition.hash:
+            raise ConfigError(f"resume={directory}: the data now give another partition than this run began with")
