@@ -1,7 +1,7 @@
 """`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
 
 With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
-With `--metric NAME,...`: measures of forgetting between tasks beside them (fedexp.metrics.task_matrix), of old runs too.
+With `--metric NAME,...`: measures of forgetting between tasks beside them, of old runs too (`task_matrix`).
 """
 
 import argparse
