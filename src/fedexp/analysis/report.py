@@ -1,6 +1,7 @@
 """`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
 
 With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
+With `--metric NAME,...`: measures of forgetting between tasks beside them, of old runs too (`task_matrix`).
 """
 
 import argparse
@@ -13,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
-from fedexp.core.errors import ConfigError, say
+from fedexp.core.errors import ConfigError, require_choice, say
 from fedexp.core.storage import write_atomically
+from fedexp.metrics.task_matrix import MEASURES
 from fedexp.rundir.evidence import FOLDER, keep_runs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
@@ -74,6 +76,18 @@ def row(run: RunDirectory) -> dict[str, Any]:
     }
 
 
+def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
+    """Return the measures of this name of a run; nan where it has no tasks, or no accuracy of the initial model."""
+    matrix = np.array([end["accuracies"] for end in run.summary.get("tasks") or []], dtype=np.float64)
+    if not len(matrix):
+        return dict.fromkeys(names, float("nan"))
+    start = np.full(matrix.shape[1], np.nan)
+    if run.tasks is not None:
+        first = run.tasks[run.tasks["round"] == 0]
+        start[first["evaluated_task"].to_numpy(dtype=np.int64) - 1] = first["accuracy"]
+    return {name: MEASURES[name](matrix, start) for name in names}
+
+
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return, for each run, the overrides that not all runs on its data set share, without what other columns say."""
     said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
@@ -122,21 +136,32 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") ->
     parser.add_argument(
         "--keep", action="store_true", help="write what the report needs of each run into SWEEP/runs, to be committed"
     )
+    parser.add_argument(
+        "--metric", default="", help=f"measures of forgetting between tasks, with commas: {', '.join(MEASURES)}"
+    )
     options = parser.parse_args(arguments)
-    if options.out is None:
-        try:
+    try:
+        measures = [name for name in options.metric.split(",") if name]
+        for name in measures:
+            require_choice("--metric", name, tuple(MEASURES))
+        if options.out is None and not measures:
             return sweep_reports(options.directories, not options.no_figures, options.keep)
-        except ConfigError as error:
-            return say(str(error))
-    there = list(runs(options.directories))
+    except ConfigError as error:
+        return say(str(error))
+    return one_table(options.directories, options.out, measures)
+
+
+def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:
+    """Print all runs below the directories as one table, and write it where `out` says so."""
+    there = list(runs(directories))
     for run in there:
         if run.damaged:
             print(f"fedexp: {run.directory}: {run.describe_damage()}; left out", file=sys.stderr)
-    found = [row(run) for run in there if run.finished]
+    found = [row(run) | task_measures(run, measures) for run in there if run.finished]
     if not found:
-        print(f"fedexp: no finished run below {', '.join(map(str, options.directories))}", file=sys.stderr)
+        print(f"fedexp: no finished run below {', '.join(map(str, directories))}", file=sys.stderr)
         return 2
-    forms = columns(max(values["tasks"] for values in found))
+    forms = columns(max(values["tasks"] for values in found)) | dict.fromkeys(measures, "{:.4f}")
     for values, text in zip(found, what_differs(found), strict=True):
         values["options"] = text
     if any(values["options"] for values in found):
@@ -144,7 +169,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") ->
     keys = [name for name in ("dataset", *OF_TASKS, "algorithm", "seed") if name in forms]
     table = pd.DataFrame(found, columns=list(forms)).sort_values(keys)
     text = markdown(table, forms)
-    write_atomically(options.out.with_suffix(".csv"), table.to_csv(index=False).encode())
-    write_atomically(options.out.with_suffix(".md"), text.encode())
+    if out is not None:
+        write_atomically(out.with_suffix(".csv"), table.to_csv(index=False).encode())
+        write_atomically(out.with_suffix(".md"), text.encode())
     print(text, end="")
     return 0
