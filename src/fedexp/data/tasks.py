@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.data.replay import POLICIES
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, Task
 
@@ -65,10 +66,14 @@ class Several(Scenario):
 
     split: list[float] | None  # training, validation, test; null: as the data set is split
     evaluate_on: str  # test | validation
+    replay: int = 0  # examples of earlier tasks that a client goes on training on (fedexp.data.replay)
+    replay_policy: str = "reservoir"  # reservoir | class_balanced
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("scenario.evaluate_on", self.evaluate_on, ("test", "validation"))
+        require(self.replay >= 0, "scenario.replay", self.replay, "at least 0 examples (0 = no buffer)")
+        require_choice("scenario.replay_policy", self.replay_policy, POLICIES)
         if self.split is None:
             require(self.evaluate_on == "test", "scenario.evaluate_on", self.evaluate_on,
                     "test with scenario.split=null, since nothing is held out")  # fmt: skip

@@ -44,6 +44,8 @@ NEUTRAL = {
     "server.beta2": 0.99,
     "server.tau": 0.001,
     "partition.choice": "random",
+    "scenario.replay": 0,
+    "scenario.replay_policy": "reservoir",
     "algorithm.fisher": "old_tasks",
     "algorithm.new_model": "initial",
     "algorithm.reduction": "sum",

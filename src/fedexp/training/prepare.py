@@ -15,7 +15,9 @@ from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.settings import LocalTraining
 from fedexp.core.views import AUGMENTED
 from fedexp.data.partition import IID, Partition, make_partition
+from fedexp.data.replay import buffers
 from fedexp.data.surrogate import Shards
+from fedexp.data.tasks import Several
 from fedexp.data.types import Data, DataSource, Draws, Task
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
@@ -287,7 +289,27 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             unlabelled=unlabelled,
         )
         parts.append(Division(partition, federation, shards.server if len(unlabelled) else unlabelled))
-    return data, parts
+    return data, with_replay(built, parts)
+
+
+def with_replay(built: Built, parts: list[Division]) -> list[Division]:
+    """Add to each client's training examples those of its replay buffer (`scenario.replay`). The partitions stay those
+    of the new examples."""
+    scenario = built.scenario
+    if not isinstance(scenario, Several) or not scenario.replay:
+        return parts
+    labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
+    columns = []
+    for client in range(parts[0].federation.num_clients):
+        own = [part.partition.parts[client] for part in parts]
+        rng = generator_for(built.seeds.partition, "replay", client)
+        held = buffers(own, labels, scenario.replay, scenario.replay_policy, rng)
+        columns.append([np.sort(np.concatenate(pair)) for pair in zip(own, held, strict=True)])
+    made = []
+    for part, rows in zip(parts, zip(*columns, strict=True), strict=True):
+        counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows]).astype(np.int64)
+        made.append(replace(part, federation=replace(part.federation, parts=rows, counts=counts)))
+    return made
 
 
 def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
