@@ -19,6 +19,7 @@ OWN = "fedexp."
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
+    "keep_models",
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
     "hardware.jobs_per_gpu",
 )
@@ -29,6 +30,7 @@ FILES = ("partition.path", "cohorts.path")
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
 NEUTRAL = {
     "test_views": ["plain"],
+    "evaluate": ["global"],
     "cohorts.path": None,
     "model.weights": None,
     "partition.choice": "random",
@@ -141,7 +143,7 @@ def short_hash(container: Mapping[str, Any]) -> str:
 
 def former_hash(container: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
-    free = tuple(f"{key}." for key in (*format_1.FREE, "expected"))
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "keep_models"))
     flat = flatten(format_1.with_paths(without_neutral(dict(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)

@@ -21,10 +21,12 @@ from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import FunctionalNetwork, seeded_torch, trainable
 from fedexp.engine.schedule import left_out
-from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
+from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
+from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
 from fedexp.rundir.client_states import free_memory, size_of
 from fedexp.training.experiment import Experiment, Stage
+from fedexp.training.personal import has_personal_models
 from fedexp.training.public_data import PublicSet, one_of_each
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
@@ -45,7 +47,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     """
     built = in_one_place(built)
     settings, model, algorithm = built.settings, built.model, built.algorithm
-    metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), built.forgetting_metric))
+    metrics = metrics_of(built)
     check(built, metrics)
     hardware = built.hardware.resolve(model.vectorises, settings.cohort_size, share)
     if settings.profile:
@@ -94,6 +96,16 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         else {},
     )
     return Prepared(experiment, hardware)
+
+
+def metrics_of(built: Built) -> Metrics:
+    """Return what every run measures, what the group `forgetting_metric` chooses, and the personalised test where it is
+    asked for."""
+    chosen: list[ForgettingMetric] = [BackwardTransfer(), RoundDrop(local=False), built.forgetting_metric]
+    if built.settings.tests_personal:
+        own = has_personal_models(built.algorithm)
+        chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
+    return Metrics(tuple(chosen))
 
 
 def in_one_place(built: Built) -> Built:
