@@ -12,9 +12,10 @@ from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.analysis.algorithm_costs import table
 from fedexp.core import tree
+from fedexp.core.memory import free_memory, size_of
 from fedexp.models.resnet import BottleneckResNet
 from fedexp.rundir import client_states
-from fedexp.rundir.client_states import ClientStates, choose_place, size_of
+from fedexp.rundir.client_states import ClientStates, choose_place
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, record
 from toy_federation import CONF, ENGINES, Normed, advance, flat, make_experiment, play
@@ -98,7 +99,7 @@ def test_where_states_are_kept(monkeypatch):
     assert sentence.startswith(
         "client states: 9.0 MB each, 30.89 GB in total for 3,432 clients; in memory-mapped files"
     )
-    assert client_states.free_memory() > 0
+    assert free_memory() > 0
     assert size_of(1_500_000) == "1.5 MB"
 
 

@@ -12,13 +12,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
 FLOORS = (
     ("core",),
     ("data",),
-    ("metrics", "models"),
-    ("algorithms", "rundir"),
-    ("engine", "figures"),
-    ("trackers",),
+    ("metrics", "models", "rundir"),
+    ("algorithms", "figures"),
+    ("engine", "trackers"),
     ("config",),
     ("training", "analysis"),
     ("cli",),
+    ("api",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 HIGHEST, MOST = 9, 15  # floors and rooms, at most

@@ -1,7 +1,52 @@
-"""fedexp: federated-learning experiments that measure forgetting."""
+"""fedexp: federated-learning experiments that measure forgetting.
 
+In Python and notebooks:
+
+    import fedexp
+
+    run = fedexp.run(["algorithm=fedntd", "rounds=10", "tracker=none"])
+    run.summary["accuracy"], run.rounds, run.class_accuracy, run.model()
+    fedexp.load_run("outputs/..."), fedexp.load_sweep("multirun/...")
+    fedexp.evaluate(run, dataset="digits"), fedexp.export(run, "model.safetensors")
+
+The names of `__all__` stay. They are imported when they are first used, since torch and pandas take seconds.
+"""
+
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedexp.analysis.evaluation import Evaluation
+    from fedexp.api.directories import Run, Sweep, load_run, load_sweep
+    from fedexp.api.models import evaluate, export
+    from fedexp.api.running import run
+    from fedexp.core.errors import ConfigError
 
 __version__ = "0.1.0"
 # `python -m fedexp.report` and its like, which scripts of users call, lie in a folder of their own.
 __path__.append(str(Path(__file__).parent / "cli" / "aliases"))
+__all__ = ["ConfigError", "Evaluation", "Run", "Sweep", "evaluate", "export", "load_run", "load_sweep", "run"]
+
+_HOMES = {
+    "ConfigError": "fedexp.core.errors",
+    "Evaluation": "fedexp.analysis.evaluation",
+    "Run": "fedexp.api.directories",
+    "Sweep": "fedexp.api.directories",
+    "evaluate": "fedexp.api.models",
+    "export": "fedexp.api.models",
+    "load_run": "fedexp.api.directories",
+    "load_sweep": "fedexp.api.directories",
+    "run": "fedexp.api.running",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedexp' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -55,6 +55,7 @@ EXAMPLES = {
     "fedexp report <dir>": "fedexp report multirun/fedntd_table1",
     "fedexp view <dir>": "fedexp view multirun/fedntd_table1",
     "fedexp figures <dir>": "fedexp figures run",
+    "fedexp evaluate <dir>": "fedexp evaluate run",
     "fedexp push <dir>": "fedexp push run",
     "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
@@ -99,7 +100,10 @@ NOT_EXECUTED = {
     "python3 -m venv .venv && . .venv/bin/activate": CI,
     "pip install -e '.[dev]'": CI,
     "pip install -e '.[bench]'": "needs a package index",
-    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in ("joblib", "slurm", "ray", "dashboard")},
+    **{
+        f"pip install 'fedexp[{extra}]'": "needs a package index"
+        for extra in ("joblib", "slurm", "ray", "dashboard", "safetensors")
+    },
     "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
     "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 "

@@ -97,6 +97,13 @@ class FedALA(FedAvg):
         mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
         return params | {k: torch.where(ctx.client["rounds"] > 0, mixed[k], params[k]) for k in mixed}
 
+    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+        """Return the global body with the mixture of classifiers, by the weights that the client has learned last."""
+        if state is None:
+            return None
+        params, old, W = server["params"], state["head"], state["W"]
+        return params | {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
+
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         new = {"head": heads.head(params), "W": ctx.setup["W"], "rounds": ctx.client["rounds"] + 1}
         return {"params": params}, new

@@ -140,6 +140,10 @@ class FedFOMO(FedAvg):
         message = {"change": tree.subtract(trained, own), "affinity": ctx.setup["affinity"][:-1]}
         return message | {"numbers": ctx.personal["numbers"]}, {"params": trained, "before": ctx.setup["start"]}
 
+    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+        """Return the model that the client has trained last, with its own running statistics."""
+        return None if state is None else state["params"]
+
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         average = self.moved(server["params"], messages, round)
         affinity = server["affinity"].clone()

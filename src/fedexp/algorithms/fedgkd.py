@@ -36,7 +36,7 @@ class FedGKD(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(server_state="the last global models", down=1.0)
+        return Needs(server_state="the last global models", down=1.0, small="a switch down")
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         past = tree.map(lambda leaf: leaf.new_zeros(self.models, *leaf.shape), params)

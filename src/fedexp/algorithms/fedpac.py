@@ -76,6 +76,10 @@ class FedPAC(FedAvg):
     ) -> Tree:
         return tree.row(server["heads"], client)
 
+    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+        """Return the global body with the classifier combined for the client, the initial one before it took part."""
+        return server["params"] | tree.row(server["heads"], client)
+
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Return the class statistics under the received body, and the prototypes to align with."""
         stats = self.statistics(net, ctx.server["params"], data, ctx)

@@ -33,6 +33,15 @@ class RoundStructure:
         buffers."""
         return server
 
+    # --- personal models
+
+    def personal_model(self, server: Tree, client: int, state: Tree | None, info: Federation) -> Params | None:
+        """Return the model that a client uses for itself, for the personalised test; None: the global one.
+
+        Running statistics among its names replace the global model's. state: what the client keeps; None: it has never
+        taken part, or keeps nothing. An algorithm without this hook has no personal models."""
+        return None
+
     # --- exchanges and roles, on the host
 
     def exchanges(self, info: Federation) -> "Sequence[FedAvg]":

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedexp.analysis import compare, layout, parts, readings
 from fedexp.analysis.claims import with_claims
-from fedexp.analysis.compare import WHERE, load_jobs, load_runs
+from fedexp.analysis.compare import WHERE, load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
 from fedexp.analysis.sweep_figures import make_sweep_figures
@@ -218,13 +218,13 @@ def rounds_to_targets(runs: Sequence[RunDirectory], printed: Mapping[str, float]
     rows: list[dict[str, Any]] = []
     for setting, members in settings.items():
         best = max(run.summary["best_accuracy"] for group in members.values() for run in group)
-        rows += rounds_to("measured", SHARE * best, members)
+        rows += rounds_to_rows("measured", SHARE * best, members)
         if setting in printed:
-            rows += rounds_to("printed", printed[setting], members)
+            rows += rounds_to_rows("printed", printed[setting], members)
     return pd.DataFrame(rows)
 
 
-def rounds_to(source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]) -> list[dict[str, Any]]:
+def rounds_to_rows(source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]) -> list[dict[str, Any]]:
     """The rows of one setting for one A; members: its runs by their names."""
     rounds = {name: [mean_rounds(group, accuracy * factor) for factor in FACTORS] for name, group in members.items()}
     fedavg = next((rounds[name] for name, group in members.items() if is_plain_fedavg(group[0])), None)
@@ -243,5 +243,5 @@ def is_plain_fedavg(run: RunDirectory) -> bool:
 
 
 def mean_rounds(runs: Sequence[RunDirectory], accuracy: float) -> float | None:
-    found = [run.rounds_to(accuracy) for run in runs]
+    found = [rounds_to(run, accuracy) for run in runs]
     return None if None in found else float(np.mean([value for value in found if value is not None]))

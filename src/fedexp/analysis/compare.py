@@ -16,6 +16,7 @@ from fedexp.analysis.judge import BY_DEFINITION, tolerance, verdict, with_order
 from fedexp.analysis.judge import TOLERANCES as TOLERANCES
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
+from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import outdated
 from fedexp.rundir.sweeps import SweepDirectory
@@ -52,6 +53,14 @@ def reported(run: RunDirectory, rule: Rule, metric: str) -> float | None:
 
 
 Found = tuple[RunDirectory, Mapping[str, Any]]  # a run of a printed cell, with what to measure
+
+
+def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
+    """Return the first round that reaches a test accuracy; None where none does."""
+    if not len(run.curve):
+        return None
+    rounds, values = run.curve["round"].astype(int).tolist(), run.curve["test_accuracy"].tolist()
+    return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
 
 def printed_cells(sweep: Sweep, table: str = "") -> list[dict[str, str]]:
@@ -220,7 +229,7 @@ class Context:
                 ends = {end["task"]: end[kind] for end in run.summary.get("tasks", ())}
                 return ends.get(int(measure["task"]))
             case "rounds_to":
-                return run.rounds_to(float(measure["factor"]) * self.printed_target()) or NEVER
+                return rounds_to(run, float(measure["factor"]) * self.printed_target()) or NEVER
             case "alignment":
                 layers = run.summary.get("alignment") or ()
                 layer = int(measure["layer"])
@@ -247,7 +256,7 @@ class Context:
                 fedavg += [other] if self.protocol(other) == protocol else []
         if not fedavg:
             return None
-        rounds = run.rounds_to(float(np.mean([other.summary["accuracy"] for other in fedavg])))
+        rounds = rounds_to(run, float(np.mean([other.summary["accuracy"] for other in fedavg])))
         if rounds is None:
             return NEVER
         return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds if speedup else rounds

@@ -8,6 +8,7 @@ directory of the user's is refused as soon as it has been composed, whatever way
 
 import posixpath
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ class CheckedLoader(ConfigLoaderImpl):
 def install() -> None:
     """Puts the checked loader in the place of Hydra's own."""
     of_hydra.replace_loader(CheckedLoader)
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Have Hydra compose with the checked loader while the block runs, and with its own afterwards."""
+    before = of_hydra.current_loader()
+    install()
+    try:
+        yield
+    finally:
+        of_hydra.replace_loader(before)
 
 
 def check_called(config: DictConfig) -> None:

@@ -1,12 +1,15 @@
 """The top level of the configuration as checked values; their defaults and meanings stand in conf/config.yaml."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedexp.core.errors import require, require_choice
-from fedexp.core.views import require_views
+from fedexp.core.views import require_list, require_views
+
+GLOBAL, PERSONAL = "global", "personal"  # whose models are tested (`evaluate`)
 
 OPTIMIZERS = ("sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta")  # of clients
 SCHEDULES = ("exponential", "constant", "step", "cosine")  # of the clients' learning rate, from round to round
@@ -128,6 +131,8 @@ class Settings:
     figures: bool
     profile: bool
     test_views: list[str]
+    keep_models: int | None = None  # None: those of the checkpoints alone
+    evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # whose models
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
@@ -138,13 +143,26 @@ class Settings:
         require(self.eval_interval >= 1, "eval_interval", self.eval_interval, "at least 1")
         interval = self.checkpoint_interval
         require(interval is None or interval >= 1, "checkpoint_interval", interval, "at least 1, or null")
+        kept = self.keep_models
+        require(kept is None or kept >= 1, "keep_models", kept, "at least 1, or null")
         for key in ("targets", "target_fractions"):
             for value in getattr(self, key):
                 require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")
         require_views(self.test_views)
+        require_subjects(self.evaluate)
+
+    @property
+    def tests_personal(self) -> bool:
+        """Return whether each client's own model is tested on its own distribution."""
+        return PERSONAL in self.evaluate
 
     @property
     def cohort_size(self) -> int:
         """Return the cohort size |S_t| = max(floor(r K), 1) (FedNTD 4.1); the tolerance keeps 0.29 * 100 from becoming
         28."""
         return max(math.floor(self.participation * self.num_clients + 1e-9), 1)
+
+
+def require_subjects(subjects: Sequence[str]) -> None:
+    """Raise ConfigError unless what `evaluate` lists is known and different, and the global model is the first."""
+    require_list("evaluate", subjects, (GLOBAL, PERSONAL))

@@ -31,11 +31,18 @@ def file_of(name: str, view: str) -> str:
 
 def require_views(views: Sequence[str]) -> None:
     """Raise ConfigError unless the views are known and different, and the plain one is the first."""
-    for view in views:
-        require_choice("test_views", view, VIEWS)
-    named = f"[{','.join(views)}]"
-    require(list(views[:1]) == [PLAIN], "test_views", named, f"a list whose first view is {PLAIN}")
-    require(len(set(views)) == len(views), "test_views", named, "a list in which no view stands twice")
+    require_list("test_views", views, VIEWS, "view ")
+
+
+def require_list(key: str, values: Sequence[str], choices: Sequence[str], noun: str = "") -> None:
+    """Raise ConfigError unless the values of a list are among the choices and different, with the first choice first.
+
+    noun: what a value is called in messages, with a space."""
+    for value in values:
+        require_choice(key, value, choices)
+    named = f"[{','.join(values)}]"
+    require(list(values[:1]) == [choices[0]], key, named, f"a list whose first {noun}is {choices[0]}")
+    require(len(set(values)) == len(values), key, named, f"a list in which no {noun or 'name '}stands twice")
 
 
 def others(views: Iterable[str]) -> tuple[str, ...]:

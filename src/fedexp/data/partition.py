@@ -6,6 +6,7 @@ A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function 
 
 import hashlib
 import io
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -347,3 +348,14 @@ class Natural(Partitioner):
         kept = self.eligible(num_clients, rng, owners)
         chosen = range(len(names)) if kept is None else np.unique(owner[kept])
         return [by_owner[i] for i in chosen], {"owners": len(names)}
+
+
+def later_partitions(run_dir: Path) -> list[Path]:
+    """Return the files of the partitions of the tasks after the first, in their order."""
+    paths = (run_dir / task_partition(number) for number in itertools.count(2))
+    return list(itertools.takewhile(Path.exists, paths))
+
+
+def task_partition(number: int) -> str:
+    """Return the file name of the partition of task 2, 3, ..."""
+    return f"partition_task{number}.npz"

@@ -9,8 +9,12 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
+from fedexp.core.errors import ConfigError
+from fedexp.core.memory import free_memory, size_of
 from fedexp.core.tree import Params
 from fedexp.models import Output
+
+LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
 
 class FunctionalNetwork:
@@ -168,3 +172,16 @@ def subnormals_as_zero() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def require_room(make: Callable[[], torch.nn.Module]) -> None:
+    """Raise ConfigError for a model that does not fit into the free memory, before it is given any."""
+    try:
+        with torch.device("meta"):
+            size = sum(value.numel() * value.element_size() for value in make().state_dict().values())
+    except Exception as error:
+        if "overflow" not in str(error):
+            return  # it cannot be made without memory, or at all: then making it in earnest says why
+        size = 2**63
+    if size > (free := free_memory()):
+        raise ConfigError(f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free")

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN, VIEWS, file_of, others, suffix
-from fedexp.data.partition import Partition, load_npz
-from fedexp.metrics.history import History, later_partitions, load_history
+from fedexp.data.partition import Partition, later_partitions, load_npz
+from fedexp.metrics.history import History, load_history
 from fedexp.rundir import contents, files
 from fedexp.rundir.reader import RunDirectory
 

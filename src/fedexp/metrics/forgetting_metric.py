@@ -22,6 +22,11 @@ class ForgettingMetric:
         return False
 
     @property
+    def needs_personal(self) -> bool:
+        """Tell whether clients' own models must be evaluated in every evaluated round."""
+        return False
+
+    @property
     def needs_neurons(self) -> bool:
         """Tell whether the neurons of the models of the last round are to be compared."""
         return False
@@ -210,6 +215,10 @@ class Composite(ForgettingMetric):
     @property
     def needs_local(self) -> bool:
         return any(metric.needs_local for metric in self.parts())
+
+    @property
+    def needs_personal(self) -> bool:
+        return any(metric.needs_personal for metric in self.parts())
 
     @property
     def needs_neurons(self) -> bool:

@@ -1,17 +1,16 @@
 """The input of every metric: class accuracies of the global and, where evaluated, of the local models."""
 
 import csv
-import itertools
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN, file_of
-from fedexp.data.partition import Partition, load_npz, save_npz
+from fedexp.data.partition import Partition, later_partitions, load_npz, save_npz
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +31,10 @@ class History:
     local_rounds: list[int] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)  # int64 [S] each: the clients of a local round
     local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
+    # Of clients' own models, float64 [K, C], where they are tested: now, after which round, and the best before that.
+    personal_accuracy: np.ndarray | None = None
+    personal_round: int = 0
+    personal_peak: np.ndarray | None = None
     # The rows of `matrix` with room for more: stacking all of them anew in each round would grow with its square.
     _rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0)), init=False, repr=False, compare=False)
     _filled: int = field(default=0, init=False, repr=False, compare=False)
@@ -48,6 +51,22 @@ class History:
         self.local_rounds.append(round)
         self.sampled.append(np.asarray(sampled, dtype=np.int64))
         self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+
+    def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
+        """Record the class accuracies [K, C] of the clients' own models after `round`; nan: not tested."""
+        found = np.array(class_accuracy, dtype=np.float64)
+        if self.personal_accuracy is None or self.personal_peak is None:
+            self.personal_peak = np.full_like(found, np.nan)
+        elif self.personal_round >= 1:  # the initial model does not count
+            self.personal_peak = np.fmax(self.personal_peak, self.personal_accuracy)
+        self.personal_accuracy, self.personal_round = found, round
+
+    @property
+    def personal_drop(self) -> np.ndarray:
+        """max_{1<=t<T} A_kc^(t) - A_kc^(T) of the clients' own models, float64 [K, C]; nan while T < 2."""
+        assert self.personal_accuracy is not None, "recorded in every evaluated round"
+        assert self.personal_peak is not None
+        return self.personal_peak - self.personal_accuracy
 
     def upto(self, round: int) -> "History":
         """Return the history as it was after a round."""
@@ -79,6 +98,13 @@ class History:
         """int64 [K, C]: training labels of each client in a round from 1."""
         return self.counts if self.counts.ndim == 2 else self.counts[(round - 1) // self.rounds_per_task]
 
+    def counts_until(self, round: int) -> np.ndarray:
+        """int64 [K, C]: training labels of each client in all tasks that have begun when a round is over; before the
+        first, in the first task."""
+        if self.counts.ndim == 2:
+            return self.counts
+        return self.counts[: max(round - 1, 0) // self.rounds_per_task + 1].sum(0)
+
     def sampled_counts(self, index: int) -> np.ndarray:
         """int64 [S, C]: training labels of the clients of `local_rounds[index]`."""
         return self.counts_in(self.local_rounds[index])[self.sampled[index]]
@@ -94,6 +120,9 @@ class History:
         import torch
 
         arrays = {"counts": self.counts, "rounds_per_task": np.array(self.rounds_per_task)} | self._arrays()
+        if self.personal_accuracy is not None and self.personal_peak is not None:
+            arrays |= {"personal_accuracy": self.personal_accuracy, "personal_peak": self.personal_peak}
+            arrays |= {"personal_round": np.array(self.personal_round)}
         return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
     @classmethod
@@ -121,9 +150,19 @@ class History:
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, np.ndarray]) -> "History":
-        numbers = {key: arrays[key].tolist() for key in ("rounds", "local_rounds")}
-        lists = {key: list(arrays[key]) for key in ("class_accuracy", "sampled", "local_class_accuracy")}
-        return cls(counts=arrays["counts"], rounds_per_task=int(arrays.get("rounds_per_task", 0)), **numbers, **lists)
+        numbers: dict[str, Any] = {key: arrays[key].tolist() for key in ("rounds", "local_rounds")}
+        lists: dict[str, Any] = {
+            key: list(arrays[key]) for key in ("class_accuracy", "sampled", "local_class_accuracy")
+        }
+        return cls(
+            counts=arrays["counts"],
+            rounds_per_task=int(arrays.get("rounds_per_task", 0)),
+            **numbers,
+            **lists,
+            personal_accuracy=arrays.get("personal_accuracy"),
+            personal_peak=arrays.get("personal_peak"),
+            personal_round=int(arrays.get("personal_round", 0)),
+        )
 
 
 def load_history(run_dir: Path, view: str = PLAIN) -> History:
@@ -157,17 +196,6 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
             "local_class_accuracy": saved["accuracy"],
         }
     return History._from_arrays(arrays)
-
-
-def later_partitions(run_dir: Path) -> list[Path]:
-    """Return the files of the partitions of the tasks after the first, in their order."""
-    paths = (run_dir / task_partition(number) for number in itertools.count(2))
-    return list(itertools.takewhile(Path.exists, paths))
-
-
-def task_partition(number: int) -> str:
-    """Return the file name of the partition of task 2, 3, ..."""
-    return f"partition_task{number}.npz"
 
 
 def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,6 @@ memory-mapped.
 """
 
 import logging
-import os
 import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
+from fedexp.core.memory import free_memory, size_of
 from fedexp.core.tree import Tree
 
 log = logging.getLogger("fedexp")
@@ -111,20 +111,3 @@ def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.d
     if total <= SHARE_OF_MEMORY * free:
         return CPU, True, f"{size}; in memory"
     return CPU, False, f"{size}; in memory-mapped files, since only {size_of(free)} of memory are free"
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that programs can still have; without limit where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        try:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError):
-            return 2**62
-
-
-def size_of(number: int) -> str:
-    """Return a number of bytes in words."""
-    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

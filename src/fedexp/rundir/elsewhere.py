@@ -18,7 +18,7 @@ from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
 # What may differ between a job and a run that stands for it in a table: the seed, and what `protocol_of` has harmless.
-OPEN = ("seed", "seeds", "hardware", "forgetting_metric", "targets", "target_fractions", "test_views")
+OPEN = ("seed", "seeds", "hardware", "forgetting_metric", "targets", "target_fractions", "test_views", "evaluate")
 
 
 def exact(config: Mapping[str, Any]) -> str:
@@ -30,6 +30,11 @@ def exact(config: Mapping[str, Any]) -> str:
 def views_of(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the test views of a configuration; one from before there were any has the plain one."""
     return frozenset(config.get("test_views") or (PLAIN,))
+
+
+def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return whose models a configuration tests; one from before that could be asked for tests the global model."""
+    return frozenset(config.get("evaluate") or ("global",))
 
 
 def alike(config: Mapping[str, Any]) -> str:
@@ -62,13 +67,17 @@ def config_of(directory: Path) -> dict[str, Any]:
 def complete(directory: Path, config: Mapping[str, Any]) -> Path | None:
     """Return the run elsewhere that makes the job of this directory needless; None where there is none.
 
-    It may have more test views, since a view more changes no number of the others, but never fewer."""
-    wanted, views = exact(config), views_of(config)
+    It may have more test views, or test personal models too, since that changes no number of the others, but never
+    less."""
+    wanted, views, subjects = exact(config), views_of(config), subjects_of(config)
     for other in finished_runs(directory):
         found = config_of(other) if other != directory.absolute() else {}
-        if not found or not views_of(found) >= views or finished_summary(other) is None:
+        if not found or not (views_of(found) >= views and subjects_of(found) >= subjects):
             continue
-        if exact({**found, "test_views": [*config.get("test_views", [PLAIN])]}) == wanted:
+        if finished_summary(other) is None:
+            continue
+        tests = {"test_views": [*config.get("test_views", [PLAIN])], "evaluate": [*config.get("evaluate", ["global"])]}
+        if exact(found | tests) == wanted:
             return other
     return None
 

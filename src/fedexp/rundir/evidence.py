@@ -26,8 +26,7 @@ import yaml
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import VIEWS, file_of
-from fedexp.data.partition import load_npz, partition_hash, save_npz
-from fedexp.metrics.history import later_partitions
+from fedexp.data.partition import later_partitions, load_npz, partition_hash, save_npz
 from fedexp.rundir import files, origin
 from fedexp.rundir.elsewhere import NOTE, ROOT, config_of
 from fedexp.rundir.reader import finished_summary

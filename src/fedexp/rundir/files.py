@@ -17,7 +17,7 @@ ASIDE = "damaged"  # where damaged files are kept that a run has written anew
 
 def remove_temporaries(directory: Path) -> None:
     """Remove what a run that was killed while it wrote has left behind."""
-    for folder in (".", ".hydra", "checkpoint", CLIENT_STATES, "figures"):
+    for folder in (".", ".hydra", "checkpoint", CLIENT_STATES, "figures", "models"):
         for path in (directory / folder).glob(".*.tmp"):
             if not path.is_dir():
                 path.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ OWN = "fedexp."
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
     "revisions",  # which `with_revisions` puts into the parts that they are of
+    "keep_models",
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
     "hardware.jobs_per_gpu",
 )
@@ -31,6 +32,7 @@ FILES = ("partition.path", "cohorts.path", "model.weights")
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
 NEUTRAL = {
     "test_views": ["plain"],
+    "evaluate": ["global"],
     "cohorts.path": None,
     "model.weights": None,
     "local.schedule": "exponential",
@@ -170,6 +172,8 @@ def former_hash(container: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
     free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions"))
     flat = flatten(format_1.with_paths(without_neutral(with_revisions(container))))
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "keep_models"))
+    flat = flatten(format_1.with_paths(without_neutral(dict(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -21,7 +21,6 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.core.former_names import FORMER, current
 from fedexp.core.views import PLAIN, VIEWS, file_of, others
-from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import contents, files, wholeness
 from fedexp.rundir.contents import Damaged
 from fedexp.rundir.lock import is_occupied
@@ -248,13 +247,6 @@ class RunDirectory:
         """Return the test accuracy after a round; None where it was not evaluated."""
         found = self.curve.loc[self.curve["round"] == round]
         return float(found["test_accuracy"].iloc[0]) if len(found) else None
-
-    def rounds_to(self, accuracy: float) -> int | None:
-        """Return the first round that reaches a test accuracy; None where none does."""
-        if not len(self.curve):
-            return None
-        rounds, values = self.curve["round"].astype(int).tolist(), self.curve["test_accuracy"].tolist()
-        return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
     @property
     def last_round(self) -> int | None:

@@ -71,8 +71,8 @@ def numbers_of_layers(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(layer, dict) for layer in value)
 
 
-SHARES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy")
-NUMBERS = ("forgetting", "round_forgetting", "task_forgetting")
+SHARES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy", "personal_accuracy")
+NUMBERS = ("forgetting", "round_forgetting", "task_forgetting", "personal_forgetting")
 SUMMARY: Mapping[str, Callable[[Any], bool]] = {
     **{f"{name}{suffix(view)}": or_none(is_share) for name in SHARES for view in VIEWS},
     **{f"{name}{suffix(view)}": or_none(is_number) for name in NUMBERS for view in VIEWS},

@@ -8,8 +8,9 @@ import pandas as pd
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import VIEWS, file_of, others
+from fedexp.data.partition import later_partitions
 from fedexp.figures import make_figures
-from fedexp.metrics.history import later_partitions, load_history
+from fedexp.metrics.history import load_history
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker

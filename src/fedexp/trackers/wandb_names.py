@@ -38,6 +38,7 @@ SUMMARIES = {
     "forgetting/*": "mean,last",
     "local/*": None,
     "local/train_loss": "min,last",
+    "personal/*": "max,last",
     "time/*": "mean,last",
     "comm/*": "mean,last",
     "figures/*": None,
@@ -53,6 +54,8 @@ def metric_name(column: str) -> str:
         return NAMES[column]
     if column.endswith("_seconds"):
         return f"time/{column.removesuffix('_seconds')}"
+    if column.startswith("personal_"):
+        return f"personal/{plain(column.removeprefix('personal_'))}"
     return f"forgetting/{plain(column.removesuffix('_forgetting'))}"
 
 

@@ -29,7 +29,8 @@ def fits_run(directory: Path, experiment: Experiment) -> Callable[[Mapping[str, 
             demand(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
             for view, tested in by_view(state).items():
                 check_tested(tested, state["round"], experiment)
-                check_history(tested, start.tested[view].history.to_tree())
+                personal = experiment.metrics.needs_personal
+                check_history(tested, start.tested[view].history.to_tree(), personal)
             check_tree("server", state["server"], start.server)
             for client, version in state["clients"].items():
                 path = directory / files.CLIENT_STATES / file_name(client, version)
@@ -70,8 +71,8 @@ def check_tested(found: Mapping[str, Any], number: int, experiment: Experiment) 
     demand(all(len(values) == names[1] for _, values in found["tasks"]), "the number of tasks")
 
 
-def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor]) -> None:
-    """Check a history. start: the history of a run that has just begun."""
+def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor], personal: bool = False) -> None:
+    """Check a history. start: the history of a run that has just begun; personal: clients' own models are tested."""
     found = tested["history"]
     for name in ARRAYS:
         demand(found[name].dtype == start[name].dtype, f"type of history.{name}")
@@ -81,6 +82,10 @@ def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor]) 
     demand(rounds == [number for number, _ in tested["accuracy"]], "the rounds of history")
     clients, classes = start["counts"].shape[-2:]
     demand(found["class_accuracy"].shape == (len(rounds), classes), "shape of history.class_accuracy")
+    for name in ("personal_accuracy", "personal_peak"):
+        demand((name in found) == personal, f"history.{name}")
+        fits = name not in found or (found[name].shape, found[name].dtype) == ((clients, classes), torch.float64)
+        demand(fits, f"shape of history.{name}")
     sampled, accuracy = found["sampled"], found["local_class_accuracy"]
     demand(local.dim() == 1 and sampled.dim() == 2 and len(sampled) == len(local), "shape of history.sampled")
     demand(accuracy.shape == (*sampled.shape, classes), "shape of history.local_class_accuracy")

@@ -13,7 +13,7 @@ from fedexp.config.build import Built
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree
 from fedexp.core.errors import ConfigError
-from fedexp.metrics.history import task_partition
+from fedexp.data.partition import task_partition
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt

@@ -1,7 +1,7 @@
 """From a checked configuration to an experiment: loads the data, partitions it, makes model and engine."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,15 +21,14 @@ from fedexp.data.tasks import Several
 from fedexp.data.types import Data, DataSource, Draws, Task
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
-from fedexp.engine.network import FunctionalNetwork, seeded_torch, trainable
+from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_room, seeded_torch, trainable
 from fedexp.engine.schedule import left_out
-from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
+from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
+from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
-from fedexp.rundir.client_states import free_memory, size_of
 from fedexp.training.experiment import Experiment, Stage
+from fedexp.training.personal import has_personal_models
 from fedexp.training.public_data import PublicSet, one_of_each
-
-LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
 log = logging.getLogger("fedexp")
 
@@ -47,7 +46,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     """
     built = in_one_place(built)
     settings, model, algorithm = built.settings, built.model, built.algorithm
-    metrics = Metrics((BackwardTransfer(), RoundDrop(local=False), built.forgetting_metric))
+    metrics = metrics_of(built)
     check(built, metrics)
     hardware = built.hardware.resolve(model.vectorises, settings.cohort_size, share)
     if settings.profile:
@@ -97,6 +96,16 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         else {},
     )
     return Prepared(experiment, hardware)
+
+
+def metrics_of(built: Built) -> Metrics:
+    """Return what every run measures, what the group `forgetting_metric` chooses, and the personalised test where it is
+    asked for."""
+    chosen: list[ForgettingMetric] = [BackwardTransfer(), RoundDrop(local=False), built.forgetting_metric]
+    if built.settings.tests_personal:
+        own = has_personal_models(built.algorithm)
+        chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
+    return Metrics(tuple(chosen))
 
 
 def in_one_place(built: Built) -> Built:
@@ -332,16 +341,3 @@ def augmentation_of(dataset: DataSource, wanted: bool) -> Draws | None:
     """Return what is drawn for every training example; None where there is nothing to draw."""
     augmentation = dataset.augmentation
     return augmentation if augmentation.active and (wanted or dataset.kind == "text") else None
-
-
-def require_room(make: Callable[[], torch.nn.Module]) -> None:
-    """Raise ConfigError for a model that does not fit into the free memory, before it is given any."""
-    try:
-        with torch.device("meta"):
-            size = sum(value.numel() * value.element_size() for value in make().state_dict().values())
-    except Exception as error:
-        if "overflow" not in str(error):
-            return  # it cannot be made without memory, or at all: then making it in earnest says why
-        size = 2**63
-    if size > (free := free_memory()):
-        raise ConfigError(f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free")

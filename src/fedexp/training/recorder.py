@@ -20,7 +20,7 @@ from fedexp.engine.base import Cohort, Evaluation
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import TaskHistory
-from fedexp.rundir import checkpoint, csv_files, files
+from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.trackers.base import RoundRecord, Tracker
 from fedexp.training.experiment import Experiment, State, Tested
 
@@ -50,6 +50,7 @@ class RoundResult:
     lr: float
     evaluations: dict[str, Evaluation]  # of each test view; empty: not evaluated in this round
     local_class_correct: dict[str, torch.Tensor] | None  # of each test view, int64 [|S|, C]
+    personal: dict[str, np.ndarray]  # of each test view, float64 [K, C]: clients' own models; empty: not evaluated
     alignment: list[dict[str, Any]]  # of neurons; empty where it is not measured
     examples: int  # trained on
     bytes_up: int
@@ -85,6 +86,10 @@ class Recorder:
         """Record round 0: the initial model, in each test view."""
         with uninterrupted():
             self._add_evaluations(state, 0, evaluations)
+            if self.experiment.metrics.needs_personal:  # nobody has another model yet
+                clients = self.experiment.settings.num_clients
+                for tested in state.tested.values():
+                    tested.history.add_personal(0, np.tile(tested.history.class_accuracy[-1], (clients, 1)))
             self._write_round(state, 0, evaluations, {})
             self.save_checkpoint(state)
 
@@ -101,6 +106,8 @@ class Recorder:
             state.train_seconds += phases["train"]
             state.seconds += seconds
             self._add_evaluations(state, result.round, result.evaluations)
+            for view, accuracy in result.personal.items():
+                state.tested[view].history.add_personal(result.round, accuracy)
             for view, correct in (result.local_class_correct or {}).items():
                 local = class_accuracy(correct.cpu().numpy(), self.totals)
                 state.tested[view].history.add_local(result.round, np.array(result.cohort.clients), local)
@@ -116,9 +123,16 @@ class Recorder:
             }
             self._write_round(state, result.round, result.evaluations, values)
             self._write_clients(state, result)
+            self._keep_model(state)
             if state.status != "running" or self._is_due(state.round):
                 self.save_checkpoint(state)
             self.writing_seconds = time.perf_counter() - start
+
+    def _keep_model(self, state: State) -> None:
+        """Keep the model of this round, where `keep_models` asks for it."""
+        interval = self.experiment.settings.keep_models
+        if interval is not None and state.round % interval == 0:
+            kept_models.save(self.directory, state.round, state.server)
 
     def save_checkpoint(self, state: State) -> None:
         """Save the state together with the lengths and checksums of the files that belong to it."""

@@ -18,6 +18,7 @@ from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
 from fedexp.training.experiment import Experiment, State
 from fedexp.training.neurons import local_models, measure
+from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, RoundResult
 
@@ -79,6 +80,9 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
 
     # 4. Evaluate the new global model.
     evaluations = evaluate(experiment, server, number) if evaluated else {}
+    personal = {}
+    if evaluated and experiment.metrics.needs_personal:
+        personal = evaluate_personal(experiment, server, kept, number, evaluations)
     alignment = align(experiment, state.server, server, done) if number == experiment.rounds else []
     clock.lap("evaluation")
     evaluating = sum(each.trained.evaluation_seconds for each in done)
@@ -98,6 +102,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         lr=experiment.lr_at(number),
         evaluations=evaluations,
         local_class_correct=evaluated_local[-1] if evaluated_local else None,
+        personal=personal,
         alignment=alignment,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),

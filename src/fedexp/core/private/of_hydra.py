@@ -27,6 +27,11 @@ def replace_loader(loader: type[ConfigLoaderImpl]) -> None:
     _application.ConfigLoaderImpl = loader  # type: ignore[misc]
 
 
+def current_loader() -> type[ConfigLoaderImpl]:
+    """Return the loader that Hydra composes with."""
+    return _application.ConfigLoaderImpl
+
+
 @contextmanager
 def sweeping(jobs: Sequence[list[str]]) -> Iterator[None]:
     """Have Hydra's sweeper launch these jobs, in this order, while the block runs, whatever the command line lists.

@@ -1,0 +1,204 @@
+"""The network of a run, rebuilt from its directory alone: its configuration, the shape of its data, a kept model.
+
+A run directory may be somebody else's. Of its configuration, classes are made that belong to fedexp, or stand in a
+directory of the user's own (`fedexp.config.trust`); values are taken as they are written, without interpolation.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Federation
+from fedexp.config.build import find_class, make_target
+from fedexp.core.errors import ConfigError
+from fedexp.core.rng import generator_for, torch_seed
+from fedexp.data.tasks import ClassIncremental, DomainIncremental, Scenario
+from fedexp.data.types import DataSource, TextShape
+from fedexp.engine.network import require_room, seeded_torch, trainable
+from fedexp.models import Model
+from fedexp.rundir import files, kept_models, origin
+from fedexp.rundir.fingerprint import NEUTRAL
+from fedexp.rundir.kept_models import KeptModel
+from fedexp.rundir.reader import RunDirectory
+
+
+class Classifier(nn.Module):
+    """A trained model as any other of PyTorch's: inputs as in training -> logits [B, C]; `network` is fedexp's own,
+    which gives features too.
+
+    Images [B, channels, height, width] are normalised as `(pixel / max_value - mean) / std` with `dataset.mean` and
+    `dataset.std` of the run's configuration; texts are int64 [B, length].
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.network(x)
+        return found if isinstance(found, torch.Tensor) else found.logits
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run's configuration that its network follows from."""
+
+    model: Model
+    algorithm: FedAvg
+    scenario: Scenario
+    dataset: DataSource
+    tasks: tuple[tuple[int, ...], ...]  # the classes of each task
+    num_classes: int
+    seeds: Mapping[str, int]
+
+
+def parts_of(run: RunDirectory, data_dir: str | None = None) -> Parts:
+    """Read the parts of a run; raise ConfigError naming its config.yaml where it is missing or not sound.
+
+    data_dir: where the data sets lie now; None: where they lay when the run began.
+    """
+    config, where = run.config, run.directory / "config.yaml"
+    if not config:
+        raise ConfigError(f"{where}: {problem_of(run, 'config.yaml')}")
+    if data_dir is not None:
+        config = moved(config, str(config.get("data_dir", "")), data_dir)
+    try:
+        model = make_target(filled(config, "model"), "model", Model)  # type: ignore[type-abstract]
+        algorithm = make_target(filled(config, "algorithm"), "algorithm", FedAvg)
+        scenario = make_target(config.get("scenario"), "scenario", Scenario)  # type: ignore[type-abstract]
+        dataset = make_target(config.get("dataset"), "dataset", DataSource)  # type: ignore[type-abstract]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    seeds = config.get("seeds")
+    if not (isinstance(seeds, dict) and all(type(seeds.get(n)) is int for n in ("partition", "training"))):
+        raise ConfigError(f"{where}: has no seeds of partition and training")
+    classes = number_of_classes(run)
+    return Parts(model, algorithm, scenario, dataset, tasks_of(scenario, classes, seeds["partition"]), classes, seeds)
+
+
+def moved(node: Any, before: str, now: str) -> Any:
+    """Return a configuration in which data sets lie in another directory."""
+    if isinstance(node, list):
+        return [moved(item, before, now) for item in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: moved(value, before, now) for key, value in node.items()}
+    for key in ("data_dir", "root"):
+        value = found.get(key)
+        if isinstance(value, str) and before and (value == before or value.startswith(f"{before}/")):
+            found[key] = now + value.removeprefix(before)
+    return found
+
+
+def problem_of(run: RunDirectory, name: str) -> str:
+    """Return why a file of a run has no content."""
+    return next((problem.reason for problem in run.unreadable if problem.file == name), "is missing")
+
+
+def filled(config: Mapping[str, Any], group: str) -> Any:
+    """Return the node of a group with the options that older runs lack, at the values with which they change
+    nothing."""
+    node = config.get(group)
+    if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
+        return node
+    new = {key.removeprefix(f"{group}."): value for key, value in NEUTRAL.items() if key.startswith(f"{group}.")}
+    if not new.keys() - node.keys():
+        return node
+    schema: Any = find_class(node["_target_"], f"{group}._target_")
+    known = {field.name for field in dataclasses.fields(schema)}
+    return {key: value for key, value in new.items() if key in known} | node
+
+
+def number_of_classes(run: RunDirectory) -> int:
+    """Return the number of classes C, from partition.npz."""
+    names = run.class_names
+    if not names:
+        raise ConfigError(f"{run.directory}/partition.npz: {problem_of(run, 'partition.npz')}")
+    return len(names)
+
+
+def tasks_of(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """Return the classes of each task, as the run has drawn them."""
+    if isinstance(scenario, ClassIncremental):
+        return tuple(map(tuple, scenario.tasks_of(num_classes, generator_for(seed, "tasks"))))
+    count = len(scenario.domains) + 1 if isinstance(scenario, DomainIncremental) else 1
+    return (tuple(range(num_classes)),) * count
+
+
+def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
+    """Return the shape that the run's model was built for (`Data.shape`): as the run has noted it, else of its data,
+    which are loaded."""
+    noted: Any = origin.mapping_of(origin.read(run.directory), "data").get("shape")
+    sound = isinstance(noted, list) and all(type(n) is int and 0 < n < 2**31 for n in noted)
+    if sound and parts.dataset.kind == "images" and len(noted) == 3:
+        height, width, channels = noted
+        return channels, height, width
+    vectors = kept.params.get("embedding.weight")
+    if sound and parts.dataset.kind == "text" and len(noted) == 1 and vectors is not None and vectors.dim() == 2:
+        return TextShape(noted[0], len(vectors), vectors)
+    return parts.dataset.load().shape
+
+
+def network_of(
+    run: RunDirectory, number: int | None = None, data_dir: str | None = None
+) -> tuple[nn.Module, KeptModel, Parts]:
+    """Return the run's network in eval mode with the weights after a round (None: the last kept), on the CPU.
+
+    data_dir: see `parts_of`. Raises ConfigError where the run keeps no such model, or one that does not fit its
+    configuration.
+    """
+    require_files(run.directory)
+    kept = kept_models.load(run.directory, number)
+    parts = parts_of(run, data_dir)
+    shape = input_shape(run, parts, kept)
+    facts = federation_of(parts)
+    try:
+        require_room(lambda: parts.algorithm.adapt(parts.model.build(shape, parts.num_classes), facts))
+        with seeded_torch(torch_seed(parts.seeds["training"], "initial model")):
+            module = parts.algorithm.adapt(parts.model.build(shape, parts.num_classes), facts)
+    except ConfigError as error:
+        raise ConfigError(f"{run.directory}: {error}") from error
+    load_weights(module, kept, run)
+    return module.eval(), kept, parts
+
+
+def require_files(directory: Path) -> None:
+    """Raise ConfigError where something else, such as a pipe that would be waited for, has the name of a file."""
+    for name in (files.CONFIG, files.PARTITION, files.CHECKPOINT, files.PREVIOUS, origin.NAME):
+        if (directory / name).exists() and not (directory / name).is_file():
+            raise ConfigError(f"{directory / name}: is not a file")
+
+
+def federation_of(parts: Parts) -> Federation:
+    """Return what an algorithm may ask for when it adapts a model: the tasks and the number of classes."""
+    none = np.zeros(0, dtype=np.int64)
+    counts = np.zeros((0, parts.num_classes), dtype=np.int64)
+    return Federation(
+        parts=(), counts=counts, labels=none, shared=np.full(parts.num_classes, -1), weighting="examples",
+        tasks=parts.tasks,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
+    """Put a kept model into a network. What an algorithm trains beside the model is left out; frozen parameters are
+    no part of what is kept, and stay as they were built."""
+    own = {name for name, _ in module.named_parameters()}
+    trained = {name: value for name, value in kept.params.items() if name in own}
+    module.to(dtype=next((value.dtype for value in trained.values()), torch.float32))
+    found, wanted = trained | kept.buffers, {**trainable(module), **dict(module.named_buffers())}
+    wrong = {n for n, leaf in wanted.items() if n not in found or found[n].shape != leaf.shape}
+    wrong |= {name for name in kept.buffers if name not in wanted}
+    if wrong:
+        raise ConfigError(
+            f"{run.directory}: the model after round {kept.round} is not that of its config.yaml ({min(wrong)})"
+        )
+    for name, leaf in wanted.items():
+        leaf.copy_(found[name])

@@ -1,0 +1,217 @@
+"""Run and sweep directories as DataFrames and models."""
+
+from __future__ import annotations  # pandas and torch take long to import
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedexp.analysis.varying import varying_options
+from fedexp.core.errors import ConfigError, nearest
+from fedexp.rundir import files
+from fedexp.rundir.reader import MARKS, RunDirectory
+from fedexp.rundir.sweeps import SweepDirectory, find_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedexp.analysis.networks import Classifier
+    from fedexp.data.partition import Partition
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: what its directory holds, read when it is asked for.
+
+    Every attribute raises ConfigError, which names the file, where it is missing or damaged.
+    """
+
+    directory: Path
+    config_dir: Path | None = None  # your own groups, where the run has a class of yours (`--config-dir`)
+    _reader: RunDirectory = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reader", RunDirectory(self.directory))
+
+    @property
+    def status(self) -> str:
+        """Return completed, diverged, failed, damaged, running or unfinished."""
+        return self._reader.status
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the configuration of the run as nested dicts; `choices` has the option of each group."""
+        return self._need(files.CONFIG, self._reader.config)
+
+    @property
+    def overrides(self) -> list[str]:
+        """Return what was typed to start the run."""
+        return self._reader.overrides
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the results (summary.json); {} of a run that is not over."""
+        found = self._reader.summary
+        return found if found or not self._reader.has(files.SUMMARY) else self._need(files.SUMMARY, found)
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """Return rounds.csv: a row for each round, 0 is the initial model; nan where a value is undefined."""
+        return self._need(files.ROUNDS, self._reader.rounds).copy()
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """Return clients.csv: a row for each round and client that took part in it."""
+        return self._need(files.CLIENTS, self._reader.clients).copy()
+
+    @property
+    def tasks(self) -> pd.DataFrame:
+        """Return tasks.csv of continual learning: round, task, evaluated_task, accuracy."""
+        return self._need(files.TASKS, self._reader.tasks).copy()
+
+    @property
+    def class_accuracy(self) -> pd.DataFrame:
+        """Return round, class, name, accuracy of the global model on the test set."""
+        table = self._need(files.CLASSES, self._reader.class_accuracy()).copy()
+        if names := self._reader.class_names:
+            table.insert(2, "name", [names[c] if c < len(names) else "" for c in table["class"].astype(int)])
+        return table
+
+    @property
+    def partition(self) -> Partition:
+        """Return which training examples each client holds: `parts`, `counts` [clients, classes], `sizes`; of a stream
+        of tasks that of the first."""
+        return self.partitions[0]
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Return the partition of each task, in their order; one where there are no tasks."""
+        from fedexp.data.partition import Partition, later_partitions
+
+        return [Partition.load(path) for path in (self.directory / files.PARTITION, *later_partitions(self.directory))]
+
+    @property
+    def kept_rounds(self) -> list[int]:
+        """Return the rounds whose model is kept, ascending: the last two that were saved, and every n-th with
+        `keep_models=n`."""
+        from fedexp.rundir import kept_models
+
+        return kept_models.kept_rounds(self.directory)
+
+    def model(self, round: int | None = None) -> Classifier:
+        """Return the global model after a round (None: the last kept) in eval mode, on the CPU, with its weights.
+
+        It is an ordinary `torch.nn.Module`: inputs as in training -> logits [B, C]. `network` is fedexp's own module in
+        it, whose output has `features` too, and whose parameters have the names of the run.
+        """
+        from fedexp.analysis.networks import Classifier, network_of
+
+        with trusting(self.config_dir):
+            return Classifier(network_of(self._reader, round)[0]).eval()
+
+    def _need(self, name: str, content: Any) -> Any:
+        """Return the content of a file; raise ConfigError where there is none."""
+        if content is not None and content != {} if isinstance(content, dict) else content is not None:
+            return content
+        reason = next((problem.reason for problem in self._reader.unreadable if problem.file == name), "is missing")
+        raise ConfigError(f"{self.directory / name}: {reason}")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a directory; iterating gives each `Run`, and `sweep["<name of a run>"]` one of them."""
+
+    directory: Path
+    members: tuple[Run, ...]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getitem__(self, name: str) -> Run:
+        names = self.names
+        if name not in names:
+            raise ConfigError(f"{self.directory}: no run {name}{nearest(name, names)}")
+        return self.members[names.index(name)]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Return the name of each run: its path below the sweep."""
+        return [os.path.relpath(run.directory, self.directory) for run in self.members]
+
+    @cached_property
+    def options(self) -> pd.DataFrame:
+        """Return the options in which the runs differ, a row for each run, by name."""
+        import pandas as pd
+
+        rows = varying_options([run._reader.config for run in self.members])
+        return pd.DataFrame(rows, index=pd.Index(self.names, name="run"))
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """Return a row for each run, by name: the options in which they differ, status, and the single values of
+        summary.json, nan for a run that is not over."""
+        import pandas as pd
+
+        rows = []
+        for run in self.members:
+            single: dict[str, Any] = {k: v for k, v in run._reader.summary.items() if isinstance(v, str | int | float)}
+            rows.append({"status": run.status} | {k: v for k, v in single.items() if k != "status"})
+        table = pd.DataFrame(rows, index=self.options.index)
+        return self.options.join(table[[name for name in table if name not in self.options]])
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """Return all rows of rounds.csv of all runs, with the run's name and the options in which they differ."""
+        import pandas as pd
+
+        parts = []
+        for name, run in zip(self.names, self.members, strict=True):
+            if (table := run._reader.rounds) is not None:
+                given = {key: value for key, value in self.options.loc[name].items() if key not in table}
+                columns = {key: [value] * len(table) for key, value in ({"run": name} | given).items()}
+                head = pd.DataFrame(columns, index=table.index)
+                parts.append(pd.concat([head, table], axis=1))
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "round"])
+
+
+def load_run(directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None) -> Run:
+    """Return the run of a directory, finished or not.
+
+    config_dir: a directory of your own groups, for a run with a class of yours. No code of the run's directory is
+    executed, whoever has made it. Raises ConfigError where there is no run.
+    """
+    path = Path(directory).expanduser()
+    if not any((path / name).exists() for name in MARKS):
+        inside = f"; it holds {len(found)} runs: load_sweep" if (found := find_runs(path)) else ""
+        raise ConfigError(f"{path}: no run is there (none of {', '.join(MARKS)}){inside}")
+    return Run(path, None if config_dir is None else Path(config_dir))
+
+
+def load_sweep(directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None) -> Sweep:
+    """Return the runs of a sweep, or of any directory with runs below it.
+
+    A job that is complete in another sweep counts as that run. Raises ConfigError where there is none.
+    """
+    path = Path(directory).expanduser()
+    jobs = [job.directory for job in SweepDirectory(path).jobs] or find_runs(path)
+    if not jobs:
+        raise ConfigError(f"{path}: no run is in it" if path.is_dir() else f"{path}: is not a directory")
+    own = None if config_dir is None else Path(config_dir)
+    return Sweep(path, tuple(Run(job, own) for job in jobs))
+
+
+def trusting(config_dir: Path | None) -> Any:
+    """Return a context in which the classes of a directory of the user's own may be made."""
+    from contextlib import nullcontext
+
+    if config_dir is None:
+        return nullcontext()
+    from fedexp.cli.composition import composed
+
+    return composed([], config_dir)

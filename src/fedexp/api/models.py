@@ -1,0 +1,87 @@
+"""Kept models of runs: tested on a data set, and written as files that other programs read."""
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedexp import __version__
+from fedexp.analysis.evaluation import Evaluation, evaluate_run
+from fedexp.analysis.networks import network_of
+from fedexp.api.directories import Run, load_run, trusting
+from fedexp.cli.evaluate import dataset_of
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+WITH_TORCH, SAFETENSORS = (".pt", ".pth"), ".safetensors"
+
+
+def evaluate(
+    run: Run | str | os.PathLike[str],
+    dataset: str | None = None,
+    round: int | None = None,
+    overrides: Sequence[str] = (),
+    device: str = "auto",
+) -> Evaluation:
+    """Test the model that a run keeps of a round (None: the last) on a test set.
+
+    dataset: the name of a data set, an option of the group `dataset`; None: that of the run, of all its tasks.
+    overrides: changes of it, such as ["dataset.root=photos", "data_dir=data"]. Its classes are matched by their names,
+    its images brought to the size, channels and normalisation of the run's. device: auto, cpu, cuda or cuda:<number>.
+    Raises ConfigError where model and data do not fit together.
+    """
+    found = run if isinstance(run, Run) else load_run(run)
+    given = [*([f"dataset={dataset}"] if dataset is not None else []), *overrides]
+    source, data_dir = dataset_of(given, found.config_dir)
+    with trusting(found.config_dir):
+        return evaluate_run(found._reader, source, round, device, data_dir)
+
+
+def export(run: Run | str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None) -> Path:
+    """Write the weights of the model that a run keeps of a round (None: the last), and return the path.
+
+    The suffix chooses the form: `.safetensors` (needs the package safetensors; with algorithm, data set, round and
+    seed as metadata), `.pt` or `.pth` (`torch.save` of the state dict). The names are those of `run.model().network`.
+    """
+    found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
+    if target.suffix not in (*WITH_TORCH, SAFETENSORS):
+        raise ConfigError(f"{target}: must end in {SAFETENSORS}, {' or '.join(WITH_TORCH)}")
+    save = safetensors_saver() if target.suffix == SAFETENSORS else None
+    with trusting(found.config_dir):
+        network, kept, _ = network_of(found._reader, round)
+    weights = {name: value.contiguous() for name, value in network.state_dict().items()}
+    content = save(weights, facts_of(found, kept.round)) if save else with_torch(weights)
+    storage.write_atomically(target, content)
+    return target
+
+
+def facts_of(run: Run, round: int) -> dict[str, str]:
+    """Return what a file says of the model in it."""
+    choices = run.config.get("choices") or {}
+    facts = {"fedexp": __version__, "round": round, "seed": run.config.get("seed")}
+    return {k: str(v) for k, v in (facts | {n: choices.get(n) for n in ("algorithm", "dataset", "model")}).items()}
+
+
+def with_torch(weights: "dict[str, torch.Tensor]") -> bytes:
+    """Return a state dict as `torch.save` writes it."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(weights, buffer)
+    return buffer.getvalue()
+
+
+def safetensors_saver():  # type: ignore[no-untyped-def]
+    """Return safetensors' function (tensors, metadata) -> bytes; raise ConfigError where it is not installed."""
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise ConfigError(
+            "the form .safetensors needs the package safetensors: pip install 'fedexp[safetensors]' (a checkout: "
+            "pip install -e '.[safetensors]'); .pt needs nothing"
+        ) from None
+    return save

@@ -1,0 +1,21 @@
+"""Free memory of the machine, and sizes in words."""
+
+import os
+from pathlib import Path
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that programs can still have; without limit where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError):
+            return 2**62
+
+
+def size_of(number: int) -> str:
+    """Return a number of bytes in words."""
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

@@ -1,0 +1,89 @@
+"""The test of each client's own model, class by class, for algorithms that have personal models.
+
+A client is tested on the classes that it holds in any task: those that its own distribution weights. Where its model
+differs from the global one in the classifier alone, the features of the test set are computed once for all clients.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from fedexp.algorithms import heads
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.structure import RoundStructure
+from fedexp.core.tree import Params, Tree
+from fedexp.engine.base import ClientRuntime, Evaluation
+from fedexp.metrics.accuracy import class_accuracy
+from fedexp.rundir.client_states import to
+from fedexp.training.experiment import Experiment
+
+
+def has_personal_models(algorithm: FedAvg) -> bool:
+    """Return whether clients of an algorithm have models of their own."""
+    return type(algorithm).personal_model is not RoundStructure.personal_model
+
+
+def evaluate_personal(
+    experiment: Experiment, server: Tree, kept: Mapping[int, Tree], number: int, of_global: Mapping[str, Evaluation]
+) -> dict[str, np.ndarray]:
+    """Return view of the test set -> class accuracies float64 [K, C] of each client's own model after round `number`.
+
+    nan: a class that the client does not hold, or that the test set lacks. A client without a model of its own counts
+    with the global one. kept: client -> its state; of_global: the tests of the global model.
+    """
+    bench, info = experiment.bench, experiment.stage_of(number).federation
+    holds = np.sum([stage.partition.counts for stage in experiment.stages], axis=0) > 0
+    totals = torch.bincount(bench.data.y_test, minlength=bench.data.num_classes).cpu().numpy()
+    bench.net.set_buffers(server["buffers"])
+    tests = {view: ModelTest(bench, server, bench.test_draws(view, number)) for view in of_global}
+    correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in of_global}
+    for client in range(len(holds)):
+        state = to(kept[client], bench.device) if client in kept else None
+        model = experiment.algorithm.personal_model(server, client, state, info)
+        for view, evaluation in of_global.items():
+            found = evaluation.class_correct if model is None else tests[view].right(model, holds[client])
+            correct[view][client] = found.cpu().numpy()
+    shares = {view: class_accuracy(counts, totals) for view, counts in correct.items()}
+    return {view: np.where(holds, accuracy, np.nan) for view, accuracy in shares.items()}
+
+
+class ModelTest:
+    """The test set as one of its views shows it, for many models."""
+
+    def __init__(self, bench: ClientRuntime, server: Tree, draws: torch.Tensor | None):
+        self.bench, self.server, self.draws = bench, server, draws
+        self._features: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
+        """Return the right answers on test examples of these classes (bool [C]), int64 [C]."""
+        bench = self.bench
+        y, wanted = bench.data.y_test, torch.from_numpy(classes).to(bench.device)
+        numbers = torch.nonzero(wanted[y]).flatten()
+        correct = torch.zeros(len(classes), dtype=torch.int64, device=bench.device)
+        shared = self.features() if shares_body(model, self.server["params"]) else None
+        for index in numbers.split(bench.evaluation_batch):
+            if shared is None:
+                outputs = bench.net(model, bench.load_test(index, self.draws)[0]).logits
+            else:
+                outputs = heads.logits(shared[index], heads.head(model))
+            answers = bench.class_logits(outputs, index).argmax(-1)
+            correct.index_add_(0, y[index], (answers == y[index]).to(torch.int64))
+        return correct
+
+    def features(self) -> torch.Tensor:
+        """Return the features of all test examples under the global model, [M, D]."""
+        if self._features is None:
+            bench, params = self.bench, self.server["params"]
+            every = torch.arange(len(bench.data.y_test), device=bench.device).split(bench.evaluation_batch)
+            parts = [bench.net(params, bench.load_test(index, self.draws)[0]).features for index in every]
+            self._features = torch.cat(parts)
+        return self._features
+
+
+def shares_body(model: Params, params: Params) -> bool:
+    """Return whether a model has the very tensors of the global one but for its classifier."""
+    if model.keys() != params.keys() or not set(heads.HEAD) <= model.keys():
+        return False
+    return all(value is params[name] for name, value in model.items() if name not in heads.HEAD)

@@ -1,0 +1,313 @@
+"""The personalised test: weighted class accuracies against a slow test of weighted examples; whose models they are."""
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fedexp.algorithms import heads
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedala import FedALA
+from fedexp.algorithms.fedfomo import FedFOMO
+from fedexp.algorithms.fedpac import FedPAC
+from fedexp.algorithms.fedrod import FedRoD
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.core.settings import require_subjects
+from fedexp.data.tasks import ClassIncremental
+from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.metrics.history import History
+from fedexp.metrics.personal import Personal, personal_accuracy, personal_forgetting, spread
+from fedexp.rundir import checkpoint
+from fedexp.rundir.fingerprint import fingerprint, former_hash
+from fedexp.trackers.wandb_names import metric_name
+from fedexp.training.checkpoint_fit import fits_run
+from fedexp.training.personal import ModelTest, evaluate_personal, has_personal_models, shares_body
+from fedexp.training.rounds import evaluate
+from test_views import full_run, measured
+from toy_federation import Normed, composed, make_experiment, play
+
+BOTH = ["global", "personal"]
+PERSONAL = {
+    "fedrod": FedRoD(gamma=1.0),
+    "fedala": FedALA(eta=1.0, part=0.8, threshold=0.1, max_passes=3),
+    "fedfomo": FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1"),
+    "fedpac": FedPAC(lambda_=1.0, head_lr=0.1, head_epochs=1),
+}
+NAMES = [f"{name}{end}" for name in ("accuracy", "forgetting") for end in ("", "_std", "_worst")]
+
+
+def answers(experiment, model):
+    """(labels, answers) of a model on the test set, image after image, in eval mode."""
+    data = experiment.bench.data
+    found = []
+    for i in range(len(data.y_test)):
+        x, _ = experiment.bench.load_test(torch.tensor([i]))
+        found.append(int(experiment.bench.net(model, x).logits.argmax()))
+    return data.y_test.numpy(), np.array(found)
+
+
+def slow_accuracy(experiment, model, counts):
+    """Accuracy on a test set in which every image stands as often as the client has training examples of its class;
+    the toy's test set has as many of each class."""
+    labels, found = answers(experiment, model)
+    rows = np.concatenate([np.repeat(i, counts[label]) for i, label in enumerate(labels)])
+    return float((labels[rows] == found[rows]).mean())
+
+
+# --- the measures
+
+
+def test_the_weighted_mean_is_the_accuracy_on_the_client_s_distribution():
+    experiment = make_experiment(participation=1.0)
+    state = play(experiment, 2)
+    counts = experiment.stages[0].partition.counts
+    labels, found = answers(experiment, state.server["params"])
+    classes = np.array([(found[labels == c] == c).mean() for c in range(4)])
+    slow = [slow_accuracy(experiment, state.server["params"], row) for row in counts]
+    assert personal_accuracy(classes, counts) == pytest.approx(slow, abs=1e-12)
+    # The same with a weight p_kc / (test examples of class c) for each image instead of copies.
+    weights = (counts / counts.sum(1, keepdims=True))[:, labels] / np.bincount(labels)[labels]
+    assert weights.sum(1) == pytest.approx(np.ones(5))
+    assert (weights * (labels == found)).sum(1) == pytest.approx(slow, abs=1e-12)
+
+
+def test_drawing_from_the_test_set_comes_to_the_same_in_the_mean():
+    """Clients' test sets drawn by their label distributions: 200,000 draws, standard error below 0.0012."""
+    experiment = make_experiment(participation=1.0)
+    params, counts = play(experiment, 2).server["params"], experiment.stages[0].partition.counts
+    labels, found = answers(experiment, params)
+    classes = np.array([(found[labels == c] == c).mean() for c in range(4)])
+    rng = np.random.default_rng(0)
+    for row, exact in zip(counts, personal_accuracy(classes, counts), strict=True):
+        drawn = rng.choice(4, 200_000, p=row / row.sum())
+        images = rng.integers(0, 5, 200_000)  # five test images a class
+        right = np.stack([(found == labels)[labels == c] for c in range(4)])
+        assert right[drawn, images].mean() == pytest.approx(exact, abs=0.006)
+
+
+def test_forgetting_by_hand():
+    """Two classes, three rounds; drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and 1 examples: 0.75 * 0.3
+    + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 = 0.475; client 1 the second class alone: 0.2 and 0.4."""
+    history = History(np.array([[3, 1], [0, 2]]))
+    for round, row in enumerate([[1.0, 1.0], [0.8, 0.2], [0.4, 0.6], [0.5, 0.4]]):
+        history.add(round, np.array(row))
+    values = Personal(own=False, local=False).round_values(history)
+    assert values == pytest.approx({
+        "personal_accuracy": 0.4375, "personal_accuracy_std": 0.0375, "personal_accuracy_worst": 0.4,
+        "personal_forgetting": 0.2375, "personal_forgetting_std": 0.0375, "personal_forgetting_worst": 0.275,
+    })  # fmt: skip
+
+
+def test_forgetting_of_personal_models_by_hand():
+    """Client 0: class accuracies 0.9, 0.5, 0.6 of its one class: 0.9 - 0.6 = 0.3. Client 1: 0.2, 0.4, 0.8, so -0.4.
+    The initial model (1.0) does not count; before the second round there is nothing to forget."""
+    history = History(np.array([[2, 0], [0, 2]]))
+    metric = Personal(own=True, local=False)
+    for round, (one, two) in enumerate([(1.0, 1.0), (0.9, 0.2), (0.5, 0.4), (0.6, 0.8)]):
+        history.add(round, np.array([0.5, 0.5]))
+        history.add_personal(round, np.array([[one, np.nan], [np.nan, two]]))
+        if round < 2:
+            assert np.isnan(metric.round_values(history)["personal_forgetting"])
+    values = metric.round_values(history)
+    assert values["personal_accuracy"] == pytest.approx(0.7)
+    assert values["personal_forgetting"] == pytest.approx(-0.05)
+    assert values["personal_forgetting_worst"] == pytest.approx(0.3)
+    assert values["personal_global_accuracy"] == 0.5
+    assert values["personal_global_forgetting"] == 0.0
+    restored = History.from_tree(history.to_tree())
+    assert metric.round_values(restored) == values
+    assert "personal_peak" not in History(history.counts).to_tree()
+
+
+def test_the_worst_tenth():
+    values = np.arange(25) / 25
+    assert spread(values, True)[2] == pytest.approx((0 + 1 + 2) / 75)  # ceil(2.5) = 3 clients
+    assert spread(values, False)[2] == pytest.approx((22 + 23 + 24) / 75)
+    assert spread(np.arange(20.0), True)[2] == 0.5  # ceil(2) = 2
+    assert spread(np.array([np.nan, 3.0, 1.0]), True) == (2.0, 1.0, 1.0)
+    assert all(np.isnan(spread(np.array([np.nan]), True)))
+
+
+def test_a_class_that_the_test_set_lacks_is_left_out():
+    accuracy, counts = np.array([0.5, np.nan, 1.0]), np.array([[1, 2, 1], [0, 3, 0]])
+    assert personal_accuracy(accuracy, counts)[0] == pytest.approx(0.75)
+    assert np.isnan(personal_accuracy(accuracy, counts)[1])
+    assert personal_forgetting(accuracy, counts)[0] == pytest.approx(0.75)
+
+
+# --- the models
+
+
+def own_model(name, experiment, state, client):
+    """A client's own model after some rounds, written out; None where it has none."""
+    params, kept = state.server["params"], state.clients.get(client)
+    if name == "fedpac":
+        return params | tree.row(state.server["heads"], client)
+    if kept is None:
+        return None
+    if name == "fedrod":
+        return params | {k: params[k] + kept[k] for k in heads.HEAD}
+    if name == "fedala":
+        old = kept["head"]
+        return params | {k: (1 - kept["W"][k]) * old[k] + kept["W"][k] * params[k] for k in heads.HEAD}
+    return kept["params"]
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_every_client_s_own_model_is_tested(name):
+    """Two rounds of four of five clients; each client's accuracy against its own test set, image after image."""
+    experiment = make_experiment(PERSONAL[name], participation=0.4, evaluate=BOTH)
+    state = play(experiment, 2)
+    counts = experiment.stages[0].partition.counts
+    found = evaluate_personal(experiment, state.server, state.clients, 2, evaluate(experiment, state.server, 2))
+    models = [own_model(name, experiment, state, client) for client in range(5)]
+    assert name == "fedpac" or 0 < sum(model is None for model in models) < 5
+    slow = [
+        slow_accuracy(experiment, model or state.server["params"], row)
+        for model, row in zip(models, counts, strict=True)
+    ]
+    assert personal_accuracy(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
+    assert np.array_equal(np.isnan(found["plain"]), counts == 0)
+
+
+def test_fedrod_s_own_model_adds_its_two_classifiers():
+    """The paper's h(x) = generic + personal logits, from the outputs of the two."""
+    experiment = make_experiment(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
+    state = play(experiment, 2)
+    x, _ = experiment.bench.load_test(torch.arange(20))
+    out = experiment.bench.net(state.server["params"], x)
+    kept = state.clients[3]
+    wanted = out.logits + out.features @ kept[heads.WEIGHT].T + kept[heads.BIAS]
+    model = experiment.algorithm.personal_model(state.server, 3, kept, experiment.stages[0].federation)
+    torch.testing.assert_close(experiment.bench.net(model, x).logits, wanted, rtol=0, atol=1e-12)
+    assert float((wanted - out.logits).abs().max()) > 1e-3
+
+
+def test_features_that_are_shared_give_the_same_answers():
+    experiment = make_experiment(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
+    state = play(experiment, 2)
+    test = ModelTest(experiment.bench, state.server, None)
+    model = own_model("fedrod", experiment, state, 3)
+    apart = {name: value.clone() for name, value in model.items()}
+    assert shares_body(model, state.server["params"])
+    assert not shares_body(apart, state.server["params"])
+    everything = np.ones(4, dtype=bool)
+    assert torch.equal(test.right(model, everything), test.right(apart, everything))
+
+
+def test_a_model_with_running_statistics_is_tested_with_its_own():
+    """FedFOMO keeps those of each client: with batch norm the answers differ from those under the server's."""
+    experiment = make_experiment(PERSONAL["fedfomo"], model=Normed(), participation=1.0, evaluate=BOTH)
+    state = play(experiment, 2)
+    own = state.clients[3]["params"]
+    assert "norm.running_mean" in own
+    counts = experiment.stages[0].partition.counts
+    found = evaluate_personal(experiment, state.server, state.clients, 2, evaluate(experiment, state.server, 2))
+    assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(slow_accuracy(experiment, own, counts[3]))
+
+
+def test_which_algorithms_have_personal_models():
+    assert all(map(has_personal_models, PERSONAL.values()))
+    assert not has_personal_models(FedAvg())
+
+
+# --- in a run
+
+
+def test_a_run_without_it_has_the_same_numbers(tmp_path):
+    """Columns are added, none is changed; of FedAvg they follow from class accuracies and partition."""
+    one, one_summary = full_run(make_experiment(), tmp_path / "one")
+    experiment = make_experiment(evaluate=BOTH)
+    two, two_summary = full_run(experiment, tmp_path / "two")
+    assert [{name: row[name] for name in one[0]} for row in two] == one
+    assert [name for name in two[0] if name not in one[0]] == [f"personal_{name}" for name in NAMES]
+    assert measured(one_summary).items() <= measured(two_summary).items()
+    state = play(experiment, 3)
+    slow = [slow_accuracy(experiment, state.server["params"], row) for row in experiment.stages[0].partition.counts]
+    assert float(two[3]["personal_accuracy"]) == pytest.approx(np.mean(slow), abs=1e-12)
+    assert float(two[3]["personal_accuracy_std"]) == pytest.approx(np.std(slow), abs=1e-12)
+    assert float(two[3]["personal_accuracy_worst"]) == min(slow) == two_summary["personal_accuracy_worst"]
+    assert two[1]["personal_forgetting"] == ""
+
+
+def test_local_models_where_they_are_evaluated(tmp_path):
+    experiment = make_experiment(evaluate=BOTH, forgetting_metric=RoundDrop(local=True), participation=1.0)
+    rows, _ = full_run(experiment, tmp_path)
+    assert [name for name in rows[0] if "personal_local" in name] == [f"personal_local_{name}" for name in NAMES]
+    state = play(experiment, 2)
+    from fedexp.training.rounds import play_round
+
+    found = play_round(experiment, state)
+    local = found.local_class_correct["plain"].numpy() / 5
+    counts = experiment.stages[0].partition.counts
+    shares = (local * counts).sum(1) / counts.sum(1)
+    assert float(rows[3]["personal_local_accuracy"]) == pytest.approx(shares.mean(), abs=1e-12)
+    assert rows[1]["personal_local_forgetting"] == ""
+    assert float(rows[3]["personal_local_forgetting"]) >= 0
+
+
+@pytest.mark.parametrize("views", [["plain"], ["plain", "augmented"]])
+def test_a_run_goes_on_as_if_it_had_never_stopped(views, tmp_path):
+    def make(subjects=BOTH):
+        return make_experiment(PERSONAL["fedrod"], rounds=4, evaluate=subjects, test_views=views)
+
+    whole, summary = full_run(make(), tmp_path / "whole")
+    full_run(make(), tmp_path / "parts", rounds=2)
+    assert checkpoint.load(tmp_path / "parts", fits_run(tmp_path / "parts", make())).state["round"] == 2
+    with pytest.raises(ConfigError, match=r"not of this run \(history\.personal_accuracy\)"):
+        checkpoint.load(tmp_path / "parts", fits_run(tmp_path / "parts", make(["global"])))
+    again, resumed = full_run(make(), tmp_path / "parts")
+    assert again == whole
+    assert measured(resumed) == measured(summary)
+    assert f"personal_global_accuracy{'_augmented' if len(views) > 1 else ''}" in whole[0]
+    assert whole[4]["personal_accuracy"] != whole[4]["personal_global_accuracy"]
+
+
+def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
+    """Two tasks of two classes: in the first only its classes count, in the second those of both."""
+    tasks = ClassIncremental(rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None,
+                             evaluate_on="test")  # fmt: skip
+    experiment = make_experiment(scenario=tasks, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH)
+    rows, _ = full_run(experiment, tmp_path)
+    first, second = (stage.partition.counts for stage in experiment.stages)
+    for number, counts in ((2, first), (4, first + second)):
+        params = play(experiment, number).server["params"]
+        slow = [slow_accuracy(experiment, params, row) for row in counts]
+        assert float(rows[number]["personal_accuracy"]) == pytest.approx(np.mean(slow), abs=1e-12)
+    assert not first[:, 2:].any()
+    assert second[:, 2:].any()
+
+
+# --- the option
+
+
+@pytest.mark.parametrize(
+    ("subjects", "words"),
+    [
+        (["global", "personel"], ["evaluate=personel", "nearest: 'personal'"]),
+        (["personal"], ["evaluate=[personal]", "first", "global"]),
+        ([], ["evaluate=[]"]),
+        (["global", "global"], ["twice"]),
+    ],
+)
+def test_a_wrong_list_is_refused(subjects, words):
+    with pytest.raises(ConfigError) as error:
+        require_subjects(subjects)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_the_default_changes_no_fingerprint():
+    """That of a configuration from before there was the option."""
+    config = OmegaConf.to_container(composed("experiment=fedntd/mnist_s2"), resolve=True)
+    older = {key: value for key, value in config.items() if key != "evaluate"}
+    assert config["evaluate"] == ["global"]
+    assert fingerprint(config, {}) == fingerprint(older, {})
+    assert former_hash(config | {"choices": {}}) == former_hash(older | {"choices": {}})
+    assert fingerprint(config | {"evaluate": BOTH}, {}) != fingerprint(older, {})
+
+
+def test_names_in_wandb():
+    assert metric_name("personal_accuracy") == "personal/accuracy"
+    assert metric_name("personal_global_forgetting_worst_augmented") == "personal/global_forgetting_worst_augmented"
+    assert metric_name("personal_forgetting") == "personal/forgetting"

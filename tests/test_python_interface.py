@@ -1,0 +1,514 @@
+"""`import fedexp`: runs and sweeps as DataFrames and models, runs that Python starts, models tested and written."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from sklearn.datasets import load_digits
+
+import fedexp
+from fedexp.analysis.varying import varying_options
+from fedexp.cli import main
+from fedexp.core.errors import ConfigError
+from fedexp.data.image_files import stratified_split
+from fedexp.rundir import files, kept_models
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu"]
+SMALL += ["hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "checkpoint_interval=1"]
+SMALL += ["tracker=none"]
+
+
+def train(directory: Path, *overrides: str) -> fedexp.Run:
+    return fedexp.run([*SMALL, *overrides], directory=directory)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> fedexp.Run:
+    """Four rounds, of which every second model is kept beside the checkpoints."""
+    return train(tmp_path_factory.mktemp("runs") / "run", "rounds=4", "algorithm=fedntd", "keep_models=2")
+
+
+@pytest.fixture(scope="module")
+def test_set() -> tuple[torch.Tensor, np.ndarray]:
+    """The digits' test images as a model reads them, made without fedexp's loading."""
+    digits = load_digits()
+    _, test = stratified_split(digits.target, 0.2, 0)
+    images = (digits.images[test] / 16 - 0.3054) / 0.3761
+    return torch.from_numpy(images)[:, None], digits.target[test]
+
+
+def test_importing_it_is_quick():
+    """Neither torch nor pandas nor Hydra is imported before a name is used."""
+    text = "import sys, fedexp; print([m for m in ('torch', 'pandas', 'hydra', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_names_are_there():
+    assert set(fedexp.__all__) <= set(dir(fedexp))
+    assert all(getattr(fedexp, name).__doc__ for name in fedexp.__all__)
+    assert fedexp.__all__ == [
+        *("ConfigError", "Evaluation", "Run", "Sweep", "evaluate", "export", "load_run", "load_sweep", "run")
+    ]
+    with pytest.raises(AttributeError, match="no attribute 'load_runs'"):
+        _ = fedexp.load_runs
+
+
+# --- a run
+
+
+def test_a_run_holds_what_its_files_say(run):
+    again = fedexp.load_run(run.directory)
+    assert again.status == "completed"
+    assert again.summary == json.loads((run.directory / "summary.json").read_text())
+    assert again.config == yaml.safe_load((run.directory / "config.yaml").read_text())
+    assert again.overrides[0] == SMALL[0]
+    table = pd.read_csv(run.directory / "rounds.csv")
+    pd.testing.assert_frame_equal(again.rounds, table, check_dtype=False)
+    assert again.rounds["test_accuracy"].iloc[-1] == again.summary["accuracy"]
+    classes = again.class_accuracy
+    assert list(classes) == ["round", "class", "name", "accuracy"]
+    assert len(classes) == 5 * 10
+    assert list(classes["name"][:3]) == ["0", "1", "2"]
+    assert again.partition.counts.sum() == 1437 == sum(len(part) for part in again.partition.parts)
+    assert len(again.clients) == 4 * 4
+
+
+def test_a_changed_table_does_not_change_the_run(run):
+    table = run.rounds
+    table["test_accuracy"] = 0.0
+    assert run.rounds["test_accuracy"].iloc[-1] == run.summary["accuracy"]
+
+
+@pytest.mark.parametrize("number", [None, 2, 3, 4])
+def test_the_model_of_a_round_gets_right_what_the_run_says(run, test_set, number):
+    """In fp64: its accuracy class by class, computed here with torch alone, is that of class_accuracy.csv."""
+    images, labels = test_set
+    model = run.model(number)
+    assert isinstance(model, torch.nn.Module)
+    assert not model.training
+    with torch.no_grad():
+        logits = model(images.double())
+    assert logits.shape == (360, 10)
+    right = logits.argmax(1).numpy() == labels
+    wanted = run.class_accuracy.query(f"round == {number or 4}")["accuracy"].to_numpy()
+    assert [right[labels == c].mean() for c in range(10)] == pytest.approx(wanted.tolist(), abs=1e-12)
+
+
+def test_which_models_are_kept(run):
+    """Every second one by keep_models=2, the last and the one before it by the checkpoints."""
+    assert run.kept_rounds == [2, 3, 4]
+    with pytest.raises(ConfigError, match=r"round 1 is not kept; kept: 2, 3, 4; .*keep_models=<n>"):
+        run.model(1)
+
+
+def test_a_directory_without_a_run(tmp_path):
+    with pytest.raises(ConfigError, match="no run is there"):
+        fedexp.load_run(tmp_path)
+    with pytest.raises(ConfigError, match="no run is in it"):
+        fedexp.load_sweep(tmp_path)
+    with pytest.raises(ConfigError, match="is not a directory"):
+        fedexp.load_sweep(tmp_path / "nowhere")
+
+
+def test_a_missing_or_damaged_file_is_named(run, tmp_path):
+    (tmp_path / files.CONFIG).write_text((run.directory / files.CONFIG).read_text())
+    (tmp_path / files.ROUNDS).write_text("no table")
+    other = fedexp.load_run(tmp_path)
+    with pytest.raises(ConfigError, match=r"rounds\.csv: "):
+        _ = other.rounds
+    with pytest.raises(ConfigError, match=r"clients\.csv: is missing"):
+        _ = other.clients
+    with pytest.raises(ConfigError, match=r"no model is kept there; .*keep_models"):
+        other.model()
+    assert other.summary == {}
+
+
+# --- run
+
+
+def test_a_run_of_python_is_that_of_the_command_line(run, tmp_path, monkeypatch):
+    """The same tidy files but for the clock, and the same fingerprint."""
+    monkeypatch.setattr(sys, "argv", ["fedexp"])
+    arguments = [*SMALL, "rounds=4", "algorithm=fedntd", f"hydra.run.dir={tmp_path / 'other'}"]
+    assert main.main(arguments) == 0
+    other = fedexp.load_run(tmp_path / "other")
+    steady = [name for name in run.rounds if not name.endswith(("seconds", "_per_second"))]
+    pd.testing.assert_frame_equal(run.rounds[steady], other.rounds[steady])
+    assert other.summary["fingerprint"] == run.summary["fingerprint"]
+    assert (other.directory / "class_accuracy.csv").read_bytes() == (run.directory / "class_accuracy.csv").read_bytes()
+    assert other.kept_rounds == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm=fedntdd"], ["algorithm=fedntdd: no such option (nearest: 'fedntd')"]),
+        (["local.lrr=1"], ["local.lrr"]),
+        (["rounds=0"], ["rounds=0: must be at least 1"]),
+        (["--multirun"], ["--multirun: a flag of the command line"]),
+        (["seed=0,1"], ["seed"]),
+        (["dataset._target_=os.system"], ["dataset._target_=os.system"]),
+        ("rounds=1", ["must be a list of overrides"]),
+        ([5], ["must be a text"]),
+    ],
+)
+def test_bad_input_is_one_error_and_leaves_nothing(overrides, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = overrides if isinstance(overrides, str) else ["tracker=none", *overrides]
+    with pytest.raises(ConfigError) as error:
+        fedexp.run(given)
+    assert all(word in str(error.value) for word in words), error.value
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_directory_of_another_run_is_left_alone(run, tmp_path):
+    before = (run.directory / "rounds.csv").read_bytes()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(run.directory, "rounds=4")
+    assert (run.directory / "rounds.csv").read_bytes() == before
+    assert run.status == "completed"
+
+
+def test_a_finished_run_is_resumed_as_it_is(run):
+    again = fedexp.run([f"resume={run.directory}"])
+    assert again.directory == run.directory.absolute()
+    assert again.summary == run.summary
+
+
+def test_what_hydra_held_before_is_there_again(tmp_path):
+    """An application's own Hydra, its configuration and its loader."""
+    import hydra
+    from hydra._internal import hydra as application
+    from hydra.core.global_hydra import GlobalHydra
+
+    (tmp_path / "config.yaml").write_text("x: 1\n")
+    loader = application.ConfigLoaderImpl
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        with pytest.raises(ConfigError):
+            fedexp.run(["rounds=0"])
+        assert application.ConfigLoaderImpl is loader
+        assert GlobalHydra.instance().is_initialized()
+        assert hydra.compose("config") == {"x": 1}
+
+
+def test_a_run_that_fails_says_so_in_its_directory(tmp_path):
+    """A class of the user's whose aggregation raises: the exception comes through, and error.txt has it too."""
+    (tmp_path / "conf" / "algorithm").mkdir(parents=True)
+    (tmp_path / "conf/algorithm/broken.yaml").write_text("_target_: broken_for_python.Broken\n")
+    module = tmp_path / "broken_for_python.py"
+    module.write_text(
+        "from dataclasses import dataclass\nfrom fedexp.algorithms.base import FedAvg\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Broken(FedAvg):\n"
+        "    def aggregate(self, server, messages, round):\n        raise RuntimeError('the aggregation broke')\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(RuntimeError, match="the aggregation broke"):
+            fedexp.run([*SMALL, "algorithm=broken"], directory=tmp_path / "run", config_dir=tmp_path / "conf")
+        failed = fedexp.load_run(tmp_path / "run", config_dir=tmp_path / "conf")
+        assert failed.status == "failed"
+        assert "the aggregation broke" in (tmp_path / "run" / "error.txt").read_text()
+        assert failed.model(0).network is not None  # of the initial model, which was saved
+        with pytest.raises(ConfigError, match="lies outside fedexp"):
+            fedexp.load_run(tmp_path / "run").model(0)
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+# --- evaluate and export
+
+
+def test_evaluate_finds_the_numbers_of_the_run(run, capsys, tmp_path):
+    found = fedexp.evaluate(run)
+    assert (found.dataset, found.round, found.examples) == ("digits", 4, 360)
+    assert found.accuracy == pytest.approx(run.summary["accuracy"], abs=1e-12)
+    assert found.loss == pytest.approx(run.rounds["test_loss"].iloc[-1], rel=1e-9)
+    wanted = run.class_accuracy.query("round == 4")["accuracy"]
+    assert found.classes["accuracy"].tolist() == pytest.approx(wanted.tolist(), abs=1e-12)
+    assert found.classes["examples"].sum() == 360
+    assert fedexp.evaluate(run.directory, round=2).accuracy == run.rounds["test_accuracy"][2]
+    table = tmp_path / "classes.csv"
+    assert main.main(["evaluate", str(run.directory), "dataset=digits", "--round", "2", "--out", str(table)]) == 0
+    said = capsys.readouterr().out
+    assert f"digits, 360 test examples, model after round 2: accuracy {run.rounds['test_accuracy'][2]:.4f}" in said
+    written = pd.read_csv(table)
+    assert list(written) == ["class", "name", "examples", "correct", "accuracy"]
+    assert (written["correct"] / written["examples"]).tolist() == pytest.approx(written["accuracy"].tolist())
+
+
+def image_folder(root: Path, images: np.ndarray, labels: np.ndarray, names: list[str]) -> list[str]:
+    """A tree of grey images; the overrides that name it."""
+    from PIL import Image
+
+    for split in ("train", "test"):
+        for k, (image, label) in enumerate(zip(images, labels, strict=True)):
+            folder = root / split / names[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{k}.png")
+    return [f"dataset.root={root}", "dataset.mean=[0.9]", "dataset.std=[0.5]"]
+
+
+def test_evaluate_on_another_test_set(run, tmp_path):
+    """Digits enlarged eight times, on a scale to 255, in folders of two classes alone: the classes are found by their
+    names, the images come back to 8 x 8 and the run's normalisation, whatever the data set's own is."""
+    digits = load_digits()
+    chosen = np.flatnonzero(np.isin(digits.target, [3, 7]))[:60]
+    large = np.kron(digits.images[chosen], np.ones((8, 8))) * 15  # 0..240: 15 a grey level
+    names = [str(c) for c in range(10)]
+    overrides = image_folder(tmp_path / "photos", large.astype(np.uint8), digits.target[chosen], names)
+    found = fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
+    assert found.examples == 60
+    assert found.classes["examples"][[3, 7]].sum() == 60
+    assert found.classes["accuracy"].drop([3, 7]).isna().all()
+    # Averaging 8 x 8 equal pixels (antialiased, so neighbours weigh in) is close to the original, not equal to it.
+    reference = (digits.images[chosen] * 15 / 255 - 0.3054) / 0.3761
+    with torch.no_grad():
+        right = run.model()(torch.from_numpy(reference)[:, None]).argmax(1).numpy() == digits.target[chosen]
+    assert found.accuracy == pytest.approx(right.mean(), abs=0.15)
+
+
+def test_classes_are_matched_by_name(run, tmp_path):
+    """The same images in folders whose sorted order is another one than the labels' (10 before 3 as texts would be):
+    each counts for the class of its name; and names that nobody knows are refused where their number differs."""
+    digits = load_digits()
+    chosen = np.flatnonzero(np.isin(digits.target, [7, 9]))[:20]
+    images = (digits.images[chosen] * 15).astype(np.uint8)
+    overrides = image_folder(tmp_path / "a", images, (digits.target[chosen] == 9).astype(int), ["7", "9"])
+    found = fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
+    assert found.classes["examples"][7] == (digits.target[chosen] == 7).sum()
+    assert found.classes["examples"][9] == (digits.target[chosen] == 9).sum()
+    overrides = image_folder(tmp_path / "b", images, (digits.target[chosen] == 9).astype(int), ["cat", "dog"])
+    with pytest.raises(ConfigError, match=r"2 classes \(cat, \.\.\.\), and the run 10 \(0, \.\.\. of digits\)"):
+        fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
+
+
+def test_a_stream_whose_algorithm_has_a_head_for_each_task(tmp_path):
+    """The heads of randomly drawn tasks, from the directory alone; on another test set the task follows from the class,
+    whose 360 images are all of the digits' own test part."""
+    stream = ["scenario=class_incremental", "scenario.num_tasks=5", "scenario.rounds_per_task=1", "partition=iid"]
+    stream += ["scenario.shuffle_classes=true"]
+    small = [option for option in SMALL if not option.startswith("min_size")]
+    done = fedexp.run([*small, *stream, "algorithm=fedmultihead", "num_clients=4"], directory=tmp_path / "run")
+    found = fedexp.evaluate(done)
+    assert found.accuracy == pytest.approx(done.summary["accuracy"], abs=1e-12)
+    wanted = done.class_accuracy.query("round == 5")["accuracy"]
+    assert found.classes["accuracy"].tolist() == pytest.approx(wanted.tolist(), abs=1e-12)
+    other = fedexp.evaluate(done, "digits")
+    assert other.examples == 360
+    # Told the task, a model chooses between two classes; a single head of ten with as little training is far below.
+    assert other.accuracy > 0.4
+
+
+def test_a_run_on_texts(tmp_path):
+    """Its own vocabulary is that of another set of texts too, also where that set would make another one."""
+    rng = np.random.default_rng(0)
+    words = [chr(0x4E00 + k) for k in range(30)]
+    for name, first in (("thucnews", 0), ("sina2019", 10)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "class.txt").write_text("one\ntwo\nthree\n", encoding="utf-8")
+        for split in ("train", "test"):
+            lines = [f"{words[first + 5 * (k % 3) + rng.integers(5)] * 4}\t{k % 3}" for k in range(60)]
+            (tmp_path / name / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
+    own = ["dataset=thucnews", "model=textcnn", "dataset.vocabulary=null", "dataset.vectors=null", "rounds=2"]
+    small = [option for option in SMALL if not option.startswith("num_clients")]
+    done = fedexp.run([*small, *own, "num_clients=4", f"data_dir={tmp_path}"], directory=tmp_path / "run")
+    found = fedexp.evaluate(done)
+    assert found.accuracy == pytest.approx(done.summary["accuracy"], abs=1e-12)
+    again = fedexp.evaluate(done, "thucnews", overrides=[*own[2:4], f"data_dir={tmp_path}"])
+    assert again.accuracy == found.accuracy
+    other = fedexp.evaluate(done, "sina2019", overrides=[f"data_dir={tmp_path}"])
+    assert (other.dataset, other.examples) == ("sina2019", 60)
+    words_of_the_run = done.model().network.embedding.weight.shape[0]
+    assert words_of_the_run < 30  # some of the other's are unknown to it
+
+
+def test_data_that_have_moved(tmp_path):
+    """The run's own data lie elsewhere now: data_dir says where."""
+    digits = load_digits()
+    chosen = np.arange(200)
+    images = (digits.images[chosen] * 15).astype(np.uint8)
+    names = [str(c) for c in range(10)]
+    overrides = image_folder(tmp_path / "old" / "photos", images, digits.target[chosen], names)
+    data = ["dataset=image_folder", *overrides[1:], f"data_dir={tmp_path / 'old'}"]
+    done = train(tmp_path / "run", "rounds=1", *data, f"dataset.root={tmp_path / 'old' / 'photos'}")
+    (tmp_path / "old").rename(tmp_path / "new")
+    with pytest.raises(ConfigError):
+        fedexp.evaluate(done)
+    found = fedexp.evaluate(done, overrides=[f"data_dir={tmp_path / 'new'}"])
+    assert found.accuracy == pytest.approx(done.summary["accuracy"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dataset=digitz"], "dataset=digitz: no such option (nearest: 'digits')"),
+        (["rounds=3"], "rounds: only dataset, its keys"),
+        (["dataset.name=x"], "goes with dataset=<option>"),
+        (["--round", "1"], "the model after round 1 is not kept"),
+        (["--device", "cpux"], "hardware.device=cpux"),
+        (["dataset=thucnews"], "has text"),
+    ],
+)
+def test_evaluate_refuses_bad_input(run, arguments, words, capsys):
+    assert main.main(["evaluate", str(run.directory), *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert not said.out
+
+
+def test_export_as_a_state_dict(run, tmp_path):
+    path = fedexp.export(run, tmp_path / "model.pt", round=2)
+    weights = torch.load(path, weights_only=True)
+    network = run.model(2).network
+    assert weights.keys() == network.state_dict().keys()
+    assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
+    kept = kept_models.load(run.directory, 2)
+    assert all(torch.equal(weights[name], value) for name, value in kept.params.items())
+
+
+def test_export_as_safetensors(run, tmp_path):
+    """Read back by the layout of the format: 8 bytes of length, json, then the tensors one after the other."""
+    pytest.importorskip("safetensors")
+    content = fedexp.export(run, tmp_path / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    facts = header.pop("__metadata__")
+    assert (facts["algorithm"], facts["dataset"], facts["round"]) == ("fedntd", "digits", "4")
+    state = run.model().network.state_dict()
+    assert header.keys() == state.keys()
+    for name, value in state.items():
+        start, stop = header[name]["data_offsets"]
+        assert np.array_equal(np.frombuffer(data[start:stop], dtype="<f8").reshape(value.shape), value.numpy())
+
+
+def test_export_refuses_another_suffix_and_says_what_is_missing(run, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"must end in \.safetensors, \.pt or \.pth"):
+        fedexp.export(run, tmp_path / "model.onnx")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedexp\[safetensors\]'"):
+        fedexp.export(run, tmp_path / "model.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
+# --- somebody else's directory
+
+
+def copied(run: fedexp.Run, target: Path, **changes: object) -> Path:
+    """A copy of a run with another configuration."""
+    import shutil
+
+    shutil.copytree(run.directory, target)
+    (target / files.CONFIG).write_text(yaml.safe_dump({**run.config, **changes}))
+    return target
+
+
+def test_a_class_in_a_configuration_is_not_called(run, tmp_path):
+    other = copied(run, tmp_path / "a", model={"_target_": "subprocess.Popen", "args": ["touch", "x"]})
+    with pytest.raises(ConfigError, match=r"config\.yaml: model\._target_=subprocess\.Popen: lies outside fedexp"):
+        fedexp.load_run(other).model()
+
+
+def test_a_pickle_is_not_loaded(run, tmp_path):
+    class Thief:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'stolen'}",)
+
+    other = copied(run, tmp_path / "a")
+    for name in (files.CHECKPOINT, files.PREVIOUS, kept_models.file_of_round(4)):
+        torch.save({"round": 4, "params": Thief(), "buffers": {}}, other / name)
+    for number in (None, 4):
+        with pytest.raises(ConfigError, match="not a readable checkpoint"):
+            fedexp.load_run(other).model(number)
+    assert not (tmp_path / "stolen").exists()
+
+
+@pytest.mark.parametrize("name", [files.PARTITION, files.CHECKPOINT, "fingerprint.json"])
+def test_a_pipe_in_the_place_of_a_file_hangs_nobody(name, run, tmp_path):
+    other = copied(run, tmp_path / "a")
+    (other / name).unlink()
+    os.mkfifo(other / name)
+    with pytest.raises(ConfigError, match="is not a file"):
+        fedexp.load_run(other).model()
+
+
+def test_a_model_of_another_shape_or_size_is_refused(run, tmp_path):
+    small = copied(run, tmp_path / "a", model={**run.config["model"], "hidden": [7]})
+    with pytest.raises(ConfigError, match=r"round 4 is not that of its config\.yaml"):
+        fedexp.load_run(small).model()
+    huge = copied(run, tmp_path / "b", model={**run.config["model"], "hidden": [2**40]})
+    with pytest.raises(ConfigError, match="of memory are free"):
+        fedexp.load_run(huge).model()
+
+
+# --- a sweep
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two algorithms, two seeds, and a job that has failed."""
+    directory = tmp_path_factory.mktemp("sweep")
+    for algorithm in ("fedavg", "fedntd"):
+        for seed in (0, 1):
+            train(directory / f"{algorithm}_{seed}", "rounds=1", f"algorithm={algorithm}", f"seed={seed}")
+    failed = directory / "gone"
+    failed.mkdir()
+    (failed / "summary.json").write_text('{"status": "failed", "error": "x", "exit_code": 1}')
+    return directory
+
+
+def test_a_sweep_as_tables(sweep):
+    found = fedexp.load_sweep(sweep)
+    assert found.names == ["fedavg_0", "fedavg_1", "fedntd_0", "fedntd_1", "gone"]
+    runs = found.runs
+    done = runs.drop("gone")
+    assert done["algorithm"].tolist() == ["fedavg", "fedavg", "fedntd", "fedntd"]
+    assert done["seed"].tolist() == [0, 1, 0, 1]
+    assert runs["status"].tolist() == ["completed"] * 4 + ["failed"]
+    assert done["accuracy"].tolist() == [run.summary["accuracy"] for run in found if run.status == "completed"]
+    assert np.isnan(runs["accuracy"]["gone"])
+    assert not runs.columns.duplicated().any()
+    rounds = found.rounds
+    assert len(rounds) == 4 * 2
+    means = rounds[rounds["round"] == 1].groupby("algorithm")["test_accuracy"].mean()
+    assert means["fedntd"] == pytest.approx(done.query("algorithm == 'fedntd'")["accuracy"].mean())
+    assert found["fedntd_1"].summary["seed"] == 1
+    with pytest.raises(ConfigError, match=r"no run fedntd_9 \(nearest: 'fedntd_"):
+        found["fedntd_9"]
+
+
+def test_load_run_of_a_sweep_points_to_load_sweep(sweep):
+    with pytest.raises(ConfigError, match="it holds 5 runs: load_sweep"):
+        fedexp.load_run(sweep)
+
+
+def test_which_options_vary():
+    """alpha is shown once; beta is FedNTD's own and equal in its runs; tau differs between two of them; what is free
+    (figures) and what all share (rounds) is left out."""
+
+    def config(algorithm: str, alpha: float, **own: float) -> dict:
+        node = {"_target_": f"x.{algorithm}", **own}
+        base = {"choices": {"algorithm": algorithm, "dataset": "digits"}, "rounds": 3, "figures": alpha > 1}
+        return base | {"alpha": alpha, "partition": {"alpha": alpha}, "algorithm": node, "test_views": ["plain"]}
+
+    configs = [
+        config("fedavg", 0.1),
+        config("fedntd", 0.1, beta=1.0, tau=1.0),
+        config("fedntd", 2.0, beta=1.0, tau=3.0),
+    ]
+    assert varying_options(configs) == [
+        {"algorithm": "fedavg", "alpha": 0.1, "algorithm.tau": None},
+        {"algorithm": "fedntd", "alpha": 0.1, "algorithm.tau": 1.0},
+        {"algorithm": "fedntd", "alpha": 2.0, "algorithm.tau": 3.0},
+    ]
+    assert varying_options([]) == []
+    assert varying_options([config("fedavg", 0.1), {}]) == [{}, {}]

@@ -1,0 +1,66 @@
+"""The code of docs/guide/python.md and of its notebook, executed block after block as a reader would."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guide"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks_of_the_page() -> list[str]:
+    return BLOCK.findall((GUIDE / "python.md").read_text(encoding="utf-8"))
+
+
+def cells_of_the_notebook() -> list[str]:
+    cells = json.loads((GUIDE / "python.ipynb").read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, and the engine of one process, which begins sooner and gives the same numbers."""
+    import matplotlib
+
+    import fedexp
+
+    matplotlib.use("agg")
+    monkeypatch.chdir(tmp_path)
+    train = fedexp.run
+    small = ["hardware.engine=sequential", "hardware.threads=1", "figures=false"]
+    monkeypatch.setattr(fedexp, "run", lambda overrides, **given: train([*overrides, *small], **given))
+    return tmp_path
+
+
+@pytest.mark.parametrize("blocks", [blocks_of_the_page(), cells_of_the_notebook()], ids=["page", "notebook"])
+def test_the_code_runs(blocks: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, f"{here.name}: {block.splitlines()[0]}", "exec"), names)
+    assert "algorithm=fedntdd: no such option (nearest: 'fedntd')" in capsys.readouterr().out
+    assert (here / "model.pt").stat().st_size > 100_000
+    assert "fedexp" in sys.modules
+
+
+def test_the_notebook_is_one_and_has_no_outputs() -> None:
+    notebook = json.loads((GUIDE / "python.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    for cell in notebook["cells"]:
+        assert cell.keys() >= {"cell_type", "id", "metadata", "source"}
+        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
+
+
+def test_what_the_page_says_of_shapes() -> None:
+    """The comments behind the model's blocks are true of the digits' model."""
+    import torch
+
+    from fedexp.models.cnn import CNN
+
+    network = CNN(channels=(32, 64), kernel=5, padding=2, hidden=(512,)).build((1, 8, 8), 10)
+    found = network(torch.zeros(1, 1, 8, 8))
+    text = (GUIDE / "python.md").read_text(encoding="utf-8")
+    assert f"# {list(found.logits.shape)}: logits" in text
+    assert f"# {list(found.features.shape)}" in text
