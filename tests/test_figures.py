@@ -106,6 +106,12 @@ def map_array(figure):
     return np.ma.filled((*axes.collections, *axes.images)[0].get_array(), np.nan)
 
 
+@pytest.fixture
+def unrendered(monkeypatch):
+    """Figures are made and written, but not rendered, which takes most of the time: for tests of which there are."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **options: path.write_bytes(b"picture"))
+
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -140,7 +146,7 @@ def test_every_picture_is_written(tmp_path, monkeypatch, shape):
         (["rounds.csv", "class_accuracy.csv", "partition.npz"], set()),
     ],
 )
-def test_missing_files_leave_out_their_pictures_only(tmp_path, missing, left):
+def test_missing_files_leave_out_their_pictures_only(tmp_path, unrendered, missing, left):
     make_run(tmp_path)
     for name in missing:
         (tmp_path / name).unlink()
@@ -148,7 +154,7 @@ def test_missing_files_leave_out_their_pictures_only(tmp_path, missing, left):
     assert left or not (tmp_path / "figures").exists()
 
 
-def test_a_run_killed_before_its_first_round(tmp_path):
+def test_a_run_killed_before_its_first_round(tmp_path, unrendered):
     make_run(tmp_path, local=False)
     write_csv(tmp_path / "rounds.csv", ["round", "test_accuracy"], [])
     write_csv(tmp_path / "class_accuracy.csv", ["round", "class", "accuracy"], [])
@@ -164,7 +170,7 @@ def test_drawing_again_replaces_the_pictures(tmp_path):
     assert all(p.read_bytes() != first[p] for p in make_figures(tmp_path) if p.stem != "data_distribution")
 
 
-def test_a_failed_write_keeps_the_old_picture(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_picture(tmp_path, unrendered, monkeypatch):
     make_run(tmp_path)
     old = make_figures(tmp_path)[0].read_bytes()
 
@@ -374,7 +380,7 @@ def test_data_distribution_of_several_tasks_is_their_sum(tmp_path):
     assert figure.get_suptitle().startswith("Training data of the clients, all tasks together\n")
 
 
-def test_which_pictures_a_stream_of_tasks_has(tmp_path):
+def test_which_pictures_a_stream_of_tasks_has(tmp_path, unrendered):
     make_stream(tmp_path)
     assert {p.stem for p in make_figures(tmp_path)} == (ALL | {"tasks"}) - {"local_round"}
     for path in tmp_path.iterdir():
@@ -383,7 +389,7 @@ def test_which_pictures_a_stream_of_tasks_has(tmp_path):
     assert [p.stem for p in make_figures(tmp_path)] == ["tasks"]  # from tasks.csv alone
 
 
-def test_a_stream_of_tasks_killed_early(tmp_path):
+def test_a_stream_of_tasks_killed_early(tmp_path, unrendered):
     make_stream(tmp_path)
     path = tmp_path / "tasks.csv"
     path.write_text("round,task,evaluated_task,accuracy\n0,0,1,0.25\n0,0,2,0.5\n1,1")  # the last row is cut short

@@ -420,9 +420,7 @@ def recording(capture, *options):
         pytest.param(
             *(algorithm, capture, options),
             id=f"{type(algorithm).__name__}-{capture.__name__}-{options}",
-            marks=()
-            if isinstance(algorithm, EveryHook) and capture is Traces and len(options) == 2
-            else pytest.mark.slow,
+            marks=() if isinstance(algorithm, EveryHook) and capture is Traces and not options else pytest.mark.slow,
         )
         for algorithm in ALGORITHMS
         for capture in (Closures, Traces)

@@ -16,7 +16,7 @@ from fedexp.cli.job import record_failure
 from fedexp.cli.multirun import failed
 from fedexp.core import storage
 
-RUN = ("algorithm=scaffold", "rounds=2", *SMALL)
+RUN = ("algorithm=scaffold", "rounds=2", "local.batch_size=200", *SMALL)  # one step a client
 
 
 @pytest.fixture(scope="module")
