@@ -36,8 +36,9 @@ def write_csv(path, header, rows):
         csv.writer(file).writerows([header, *rows])
 
 
-def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None, local=True):
+def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None, local=True, names=None):
     """A run directory with random accuracies, or the given ones [evaluated rounds, C]; returns the accuracies."""
+    folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     evaluated = list(range(0, rounds + 1, interval))
     if accuracy is None:
@@ -45,7 +46,7 @@ def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None,
     counts = rng.integers(0, 30, (clients, classes))
     parts = tuple(np.split(np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1]))
     Partition(parts, counts, partition_hash(parts), {}).save(
-        folder / "partition.npz", [f"class {c}" for c in range(classes)]
+        folder / "partition.npz", names or [f"class {c}" for c in range(classes)]
     )
     rows = []
     for t in range(rounds + 1):

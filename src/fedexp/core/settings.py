@@ -90,7 +90,6 @@ class Settings:
     data_dir: str
     resume: str | None
     augment: bool
-    figures: bool
     profile: bool
     test_views: list[str]
 

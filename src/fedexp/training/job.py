@@ -18,6 +18,7 @@ from fedexp.config.overrides import key_of, read_overrides
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree, yaml_files
 from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import picture_files
 from fedexp.metrics.history import task_partition
 from fedexp.rundir import checkpoint, csv_files, elsewhere, files, origin
 from fedexp.rundir.client_states import choose_place
@@ -132,11 +133,11 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     summary = finished_summary(job.directory)
     if summary is None:
         return True, None
-    if built.settings.figures:
+    if built.figures.draw:
         draw_missing(job.directory, summary)
     log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
-        result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
+        result_table(summary, result_files(job.directory, picture_files(job.directory / "figures")))
     return False, summary
 
 
@@ -182,11 +183,15 @@ def note_beginning(
     for sentence in foreign(container):
         log.warning("%s", sentence)
     log.info("hardware: %s", prepared.hardware.sentence())
+    if slow := prepared.hardware.trouble():
+        log.warning("hardware.precision=bf16: %s", slow)
     begin_span(state, prepared.hardware)
     place_states(experiment, state)
     if saved is None or saved.state is None:
         say_that_it_begins_anew(job.directory, saved, built)
         write_inputs(job, container, experiment)
+        if built.algorithm.paradigm != "centralized" and (remark := built.partition.remark()):
+            log.warning("partition=%s: %s", job.choices["partition"], remark)
     else:
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
         if saved.problem is not None:
@@ -269,7 +274,7 @@ def finish_run(
     job: Job, built: Built, state: State, summary: dict[str, Any], trackers: Sequence[Tracker], info: RunInfo
 ) -> None:
     """Write the results of the last round, hand them to the trackers and print them."""
-    pictures = write_results(job.directory, state, summary, built.settings.figures)
+    pictures = write_results(job.directory, state, summary, built.figures)
     for watching in trackers:
         watching.finish(summary, pictures, final_tables(job.directory))
     if job.place.alone:
@@ -348,12 +353,17 @@ def run_log(directory: Path) -> Iterator[None]:
         handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
+    rounds = logging.getLogger(console.ROUNDS_LOG)
+    rounds.propagate = False  # not to the console
+    rounds.setLevel(logging.INFO)
+    rounds.addHandler(handler)
     try:
         yield
     finally:
         if console.problem is not None:  # there, and not on the console
             handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
         log.removeHandler(handler)
+        rounds.removeHandler(handler)
         handler.close()
 
 
@@ -368,7 +378,8 @@ def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment)
         if len(experiment.stages) > 1:
             partition = replace(partition, info=partition.info | {"rounds_per_task": experiment.rounds_per_task})
         partition.save(job.directory / name, experiment.bench.data.classes)
-        log.info("partition %s: %s", partition.hash[:12], partition.info)
+        task = f" of task {stage.federation.task + 1}" if len(experiment.stages) > 1 else ""
+        log.info("partition=%s%s: %s", job.choices["partition"], task, partition.sentence())
 
 
 def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state: State) -> RunInfo:
