@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.core.errors import ConfigError
+from fedexp.data.tasks import ClassIncremental
 from fedexp.models import Model, Output
 from fedexp.training.model_fit import making
 from toy_federation import make_experiment
@@ -65,3 +67,17 @@ def test_a_file_of_weights_that_is_not_there_is_bad_input(tmp_path, monkeypatch)
 def test_other_errors_of_a_model_are_not_hidden():
     with pytest.raises(OSError, match="no file name"), making(Fixed(channels=1)):
         raise OSError("no file name")
+
+
+def test_heads_of_tasks_are_the_algorithms_own():
+    """Two tasks of one class each, of four classes: two outputs, which is no error of the model."""
+    tasks = ClassIncremental(
+        rounds_per_task=1,
+        num_tasks=2,
+        classes=[[0], [1]],
+        shuffle_classes=False,
+        split=None,
+        evaluate_on="test",
+    )
+    experiment = make_experiment(FedMultiHead(), scenario=tasks, sizes=(2, 3))
+    assert experiment.stages[0].federation.tasks == ((0,), (1,))

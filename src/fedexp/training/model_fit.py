@@ -36,7 +36,8 @@ def check_reads(model: Model, bench: ClientRuntime) -> None:
         if lacks_memory(error) or isinstance(error, torch.OutOfMemoryError):
             raise
         raise ConfigError(what + str(error).splitlines()[0]) from error
-    if logits.dim() != 2 or len(logits) != len(index) or logits.shape[1] < data.num_classes:
+    classes = data.num_classes if bench.heads is None else 1  # heads of tasks: the algorithm has made them
+    if logits.dim() != 2 or len(logits) != len(index) or logits.shape[1] < classes:
         wanted = [len(index), data.num_classes]
         raise ConfigError(f"{what}its logits have the shape {[*logits.shape]}; must be {wanted}")
 
