@@ -43,7 +43,7 @@ def make_run(fedexp, *options: str) -> Path:
 
 
 def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("fedexp.figures.DPI", 30)  # quicker
+    monkeypatch.setattr("fedexp.figures.style.OURS", {"savefig.dpi": 30})  # quicker
     images = ("tracker.log_images_every=2", "forgetting_metric=all")
     run = make_run(fedexp, *OFFLINE, "rounds=3", "tracker.tags=[mine]", *images)
     (tracked,) = run_folders(run)
