@@ -39,7 +39,7 @@ def styled(style: str | None = None) -> Iterator[None]:
     What matplotlib would say on the screen (fonts that it looks for, letters, room for a legend) is no news for a user;
     a font of the style that is not there is said, once."""
     with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="matplotlib")
+        warnings.simplefilter("ignore", UserWarning)
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         if style and (absent := absent_fonts()):
             log.warning("figures.style=%s: no font %s here; another one is used", style, " or ".join(absent))
