@@ -12,8 +12,11 @@ import pytest
 import yaml
 from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
+from matplotlib import rc_params_from_file
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
+
+from fedexp.figures import style
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -43,13 +46,16 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
     return OmegaConf.create({} if content is None else content)
 
 
+STYLE = style.OURS
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
     """What Hydra does is the same; what it does twice is done once. Pictures have fewer pixels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
-        patch.setattr("fedexp.figures.DPI", 30)
+        patch.setattr(style, "OURS", dict(rc_params_from_file(STYLE, use_default_template=False)) | {"savefig.dpi": 30})
         yield
 
 

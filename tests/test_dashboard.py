@@ -57,7 +57,7 @@ def test_without_the_package(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     assert dashboard.main(["team/project", "--print"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "pip install 'fedexp[dashboard]'" in line
+    assert "pip install -e '.[dashboard]'" in line
 
 
 def test_without_a_key(monkeypatch, capsys, tmp_path):

@@ -550,6 +550,31 @@ def test_grey_palette_and_transparent_images_become_colour_and_back(tmp_path):
     assert np.array_equal(grey.x_train[0, ..., 0].numpy(), pixels(1, 4, 4))
 
 
+def test_a_tree_without_a_test_part_is_split_by_class_and_seed(tmp_path):
+    write_tree(tmp_path, {"a": 10, "b": 20}, splits=("images",))
+    with pytest.raises(ConfigError, match=r"has the folders a, b and no train and test.*dataset\.test_fraction=0\.2"):
+        load_folder(tmp_path)
+    data = load_folder(tmp_path, "dataset.test_fraction=0.2")
+    assert data.classes == ("a", "b")
+    assert torch.bincount(data.y_test).tolist() == [2, 4]  # 0.2 of 10 and of 20
+    assert torch.bincount(data.y_train).tolist() == [8, 16]
+    everything = {image.numpy().tobytes() for image in (*data.x_train, *data.x_test)}
+    assert everything == {pixels(10 * c + i, 4, 4, 3).tobytes() for c, n in enumerate((10, 20)) for i in range(n)}
+    again, other = (load_folder(tmp_path, "dataset.test_fraction=0.2", f"dataset.split_seed={s}") for s in (0, 1))
+    assert torch.equal(data.x_test, again.x_test)
+    assert not torch.equal(data.x_test, other.x_test)
+
+
+def test_a_tree_with_a_training_part_alone_is_split_too(tmp_path):
+    write_tree(tmp_path / "images", {"a": 5, "b": 5}, splits=("train",))
+    with pytest.raises(ConfigError, match=r"test is not there.*dataset\.test_fraction"):
+        load_folder(tmp_path)
+    assert len(load_folder(tmp_path, "dataset.test_fraction=0.4").x_test) == 4
+    write_tree(tmp_path / "images", {"a": 5, "b": 5}, splits=("test",))
+    with pytest.raises(ConfigError, match="has a folder test"):
+        load_folder(tmp_path, "dataset.test_fraction=0.4")
+
+
 def test_unequal_sizes_are_refused_by_name_or_resized(tmp_path):
     write_tree(tmp_path / "images", {"a": 2})
     write_image(tmp_path / "images" / "train" / "a" / "wide.png", np.full((6, 9, 3), 77, np.uint8))

@@ -23,7 +23,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.settings import LocalTraining, Seeds
 from fedexp.data.augment import load_batch
 from fedexp.engine.base import ScheduledData
-from fedexp.engine.hardware import Hardware
+from fedexp.engine.hardware import Hardware, cost_of_bf16
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.processes.workers import Workers
 from fedexp.engine.schedule import make_schedule
@@ -359,15 +359,36 @@ def test_clients_have_zero_for_subnormal_numbers(engine):
         ("AuthenticAMD", "avx512f avx512_bf16", None),
         ("GenuineIntel", "avx512f avx512_bf16", "without AMX"),
         ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", None),
-        ("", "", None),
     ],
 )
-def test_where_bf16_is_slow(vendor, flags, word, monkeypatch, caplog):
+def test_where_bf16_is_slow(vendor, flags, word, monkeypatch):
     monkeypatch.setattr(
         "fedexp.engine.hardware.cpu_entry", {"vendor_id": vendor, "flags": flags, "model name": "x"}.get
     )
-    hardware(engine="sequential", precision="bf16").resolve(True, 10)
-    assert [word in record.message for record in caplog.records] == ([] if word is None else [True])
+    said = hardware(engine="sequential", precision="bf16").resolve(True, 10).trouble()
+    assert said is None if word is None else word in said
+    assert hardware(engine="sequential", precision="fp32").resolve(True, 10).trouble() is None
+
+
+@pytest.mark.parametrize(("features", "word"), [("fp asimd bf16", None), ("fp asimd", "no bf16 instructions")])
+def test_bf16_on_arm(features, word, monkeypatch):
+    monkeypatch.setattr("fedexp.engine.hardware.cpu_entry", {"Features": features}.get)
+    said = hardware(engine="sequential", precision="bf16").resolve(True, 10).trouble()
+    assert said is None if word is None else word in said
+
+
+def test_bf16_is_tried_where_the_system_says_nothing_of_its_cpu(monkeypatch):
+    """macOS and Windows have no /proc/cpuinfo."""
+    monkeypatch.setattr("fedexp.engine.hardware.cpu_entry", lambda key: "")
+    bf16 = hardware(engine="sequential", precision="bf16").resolve(True, 10)
+    monkeypatch.setattr("fedexp.engine.hardware.cost_of_bf16", lambda: 3.14)
+    assert "bf16 took 3.1 times as long as fp32" in (bf16.trouble() or "")
+    monkeypatch.setattr("fedexp.engine.hardware.cost_of_bf16", lambda: 1.1)
+    assert bf16.trouble() is None
+
+
+def test_the_trial_of_bf16_times_both():
+    assert cost_of_bf16() > 0
 
 
 def test_ways_of_convolving(monkeypatch):

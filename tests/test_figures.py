@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import STYLE
 from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Partition, partition_hash
 from fedexp.figures import draw, make_figures
 from fedexp.figures.__main__ import main
 from fedexp.figures.load import columns_of, describe, load_run
+from fedexp.figures.style import styled
 from fedexp.rundir.reader import RunDirectory
 
 ALL = {"class_accuracy", "class_accuracy_normalised", "curves", "loss", "data_distribution", "local_round"}
@@ -36,8 +38,9 @@ def write_csv(path, header, rows):
         csv.writer(file).writerows([header, *rows])
 
 
-def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None, local=True):
+def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None, local=True, names=None):
     """A run directory with random accuracies, or the given ones [evaluated rounds, C]; returns the accuracies."""
+    folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     evaluated = list(range(0, rounds + 1, interval))
     if accuracy is None:
@@ -45,7 +48,7 @@ def make_run(folder, rounds=3, classes=10, clients=4, interval=1, accuracy=None,
     counts = rng.integers(0, 30, (clients, classes))
     parts = tuple(np.split(np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1]))
     Partition(parts, counts, partition_hash(parts), {}).save(
-        folder / "partition.npz", [f"class {c}" for c in range(classes)]
+        folder / "partition.npz", names or [f"class {c}" for c in range(classes)]
     )
     rows = []
     for t in range(rounds + 1):
@@ -121,7 +124,7 @@ def unrendered(monkeypatch):
     ],
 )
 def test_every_picture_is_written(tmp_path, monkeypatch, shape):
-    monkeypatch.setattr("fedexp.figures.DPI", 130)  # as outside of tests
+    monkeypatch.setattr("fedexp.figures.style.OURS", STYLE)  # as outside of tests
     make_run(tmp_path, **shape)
     paths = make_figures(tmp_path)
     assert {p.stem for p in paths} == ALL
@@ -355,8 +358,9 @@ def test_nothing_overlaps_in_the_tasks_picture(tmp_path, shape):
 
     make_stream(tmp_path, *shape)
     run = load_run(tmp_path)
-    figure = draw.tasks(run, run.tasks)
-    FigureCanvasAgg(figure).draw()
+    with styled():
+        figure = draw.tasks(run, run.tasks)
+        FigureCanvasAgg(figure).draw()
     above, below, bar = figure.axes
     rows = [int(t.get_text()) for t in above.get_yticklabels() if _inside(above, t, "y")]
     assert rows == list(range(1, shape[0] + 1)) if shape[0] <= 10 else set(rows) < set(range(1, shape[0] + 1))

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,6 @@ def test_what_a_directory_notes(tmp_path):
     labels = data.y_train.clone()
     labels[0] = 1 - labels[0]
     with pytest.raises(ConfigError, match=r"the data are not those .*\n  labels: \w+ there, \w+ now"):
-        origin.check_data(tmp_path, type(data)(**vars(data) | {"y_train": labels}))
+        origin.check_data(tmp_path, replace(data, y_train=labels))
     (tmp_path / "fingerprint.json").write_text("[")
     origin.check_data(tmp_path, data)  # of which nothing is known

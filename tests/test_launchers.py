@@ -145,5 +145,5 @@ def test_check_installed_looks_at_the_last_launcher(monkeypatch):
     launchers.check_installed(["hydra/launcher=ray", "hydra/launcher=joblib"])
     launchers.check_installed(["seed=1"])
     launchers.check_installed(["hydra/launcher=basic"])
-    with pytest.raises(ConfigError, match=r"hydra/launcher=ray: .*fedexp\[ray\]"):
+    with pytest.raises(ConfigError, match=r"hydra/launcher=ray: .*pip install -e '\.\[ray\]'"):
         launchers.check_installed(["hydra/launcher=joblib", "hydra/launcher=ray"])

@@ -21,6 +21,7 @@ from fedexp.data.partition import (
     Natural,
     Partition,
     Sharding,
+    Shards,
     load_npz,
     make_partition,
     partition_hash,
@@ -313,6 +314,23 @@ def test_settings_are_recorded():
     assert info.items() >= {"scheme": "LDA", "alpha": 0.5, "min_size": 5, "balance": True}.items()
     assert info["size_min"] >= 5
     assert split("sharding").info["shards_per_client"] == 2
+
+
+def test_what_clients_hold_in_words():
+    labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    partition = Partition.build([[0, 1, 2], [3, 4, 5, 6], [7]], labels, 4, {"scheme": "X", "alpha": 0.5, "counts": [1]})
+    assert partition.sentence() == (
+        "3 clients with 1 to 4 (median 3) examples each, of 1 to 3 (median 1) of the 3 classes "
+        f"(alpha 0.5, hash {partition.hash[:12]})"
+    )
+    one = Partition.build([[0, 1]], labels, 4, {})
+    assert one.sentence().startswith("1 client with 2 examples each, of 1 of the 1 class (")
+
+
+def test_unsorted_shards_are_a_trap_that_is_said():
+    assert "sort_by_label=true" in Shards(shards_per_client=2, sort_by_label=False).remark()
+    assert Shards(shards_per_client=2, sort_by_label=True).remark() == ""
+    assert lda().remark() == ""
 
 
 def test_load_refuses_damage(tmp_path):

@@ -61,7 +61,9 @@ def test_plain_lines_say_everything():
     lines = plain_output(12)
     assert len(lines) == 13
     # 10 rounds to go at 2 s each
-    assert lines[2] == "round  2/12  accuracy 0.5000  best 0.5000  forgetting 0.100  loss 1.5  2 s/round  left 20 s"
+    assert (
+        lines[2] == "round  2/12  accuracy 0.5000  best 0.5000  forgetting 0.100  train loss 1.5  2 s/round  left 20 s"
+    )
     assert "forgetting" not in lines[0]
 
 
@@ -107,9 +109,9 @@ def test_a_stream_of_tasks_shows_the_average_over_the_learned_ones():
     for number, average in ((0, None), (1, 0.31934), (2, None)):
         progress.log_round(in_stream(make_record(number), average))
     initial, learned, not_evaluated = console.file.getvalue().splitlines()
-    assert initial.startswith("round 0/2  accuracy 0.5000  best 0.5000  loss")
-    assert learned.startswith("round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100  loss")
-    assert not_evaluated.startswith("round 2/2  accuracy 0.5000  average 0.3193  forgetting 0.100  loss")
+    assert initial.startswith("round 0/2  accuracy 0.5000  best 0.5000  train loss")
+    assert learned.startswith("round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss")
+    assert not_evaluated.startswith("round 2/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss")
 
 
 def test_the_live_line_of_a_stream_fits_80_columns():
@@ -120,7 +122,7 @@ def test_the_live_line_of_a_stream_fits_80_columns():
     progress.log_round(RoundRecord(1, values | {"seconds": 0.5731}, np.array([0.5, 0.5])))
     progress.finish(SUMMARY, [], {})
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "").splitlines()[-1]
-    assert last.rstrip() == "accuracy 0.5000  average 0.2500  forgetting -0.100  loss 0.0674  0.573 s/round"
+    assert last.rstrip() == "accuracy 0.5000  average 0.2500  forgetting -0.100  train loss 0.0674"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -136,9 +138,9 @@ def test_live_display_fits_and_ends_with_the_status(width, status):
     frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output).replace("\r", "").splitlines()[-3:]
     assert frame[0].strip() == "digits_fedntd"
     assert frame[1].startswith("round 113/200 ")
-    assert frame[1].rstrip().endswith(status)
+    assert frame[1].rstrip().endswith(f"2 s/round  {status}")
     assert len(frame[1]) <= width
-    assert frame[2].strip() == "accuracy 0.5000  best 0.5000  forgetting 0.100  loss 1.5  2 s/round"
+    assert frame[2].strip() == "accuracy 0.5000  best 0.5000  forgetting 0.100  train loss 1.5"
     assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is back
 
 
@@ -249,3 +251,15 @@ def test_real_terminal_shows_the_cursor_again_after_a_crash():
     assert "a line" in output
     assert "round 1/5" in output
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+
+
+def test_a_line_says_whose_loss_it_is():
+    """Nobody has trained before round 1, so that the test loss stands there; afterwards that of training."""
+    console = Console(file=io.StringIO())
+    progress = Progress(console)
+    progress.start(make_info(1))
+    progress.log_round(RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3}, None))
+    progress.log_round(RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2}, None))
+    initial, trained = console.file.getvalue().splitlines()
+    assert initial.endswith("  test loss 2.3")
+    assert trained.endswith("  train loss 1.25")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures
 from fedexp.core.rng import generator_for
 from fedexp.core.views import require_views
 from fedexp.data.tasks import ClassIncremental
@@ -100,7 +101,7 @@ def full_run(experiment, directory, rounds=None):
     recorder = Recorder(directory, experiment, [], None if saved is None else saved.state["lengths"])
     if rounds is None:
         run_rounds(experiment, state, recorder)
-        write_results(directory, state, recorder.summary(state), figures=False)
+        write_results(directory, state, recorder.summary(state), Pictures(draw=False))
     else:
         recorder.record_initial(state, evaluate(experiment, state.server, 0))
         for _ in range(rounds):

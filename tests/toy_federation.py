@@ -71,7 +71,6 @@ SETTINGS = Settings(
     data_dir="unused",
     resume=None,
     augment=True,
-    figures=True,
     profile=False,
     test_views=["plain"],
 )

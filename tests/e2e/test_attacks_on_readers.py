@@ -6,6 +6,7 @@ import pytest
 import yaml
 from test_attacks import BOMB
 
+import fedexp
 from fedexp.cli import push
 from fedexp.cli.version import version_text
 from fedexp.core import storage
@@ -94,3 +95,4 @@ def test_the_versions_that_matter():
     text = version_text()
     for name in ("fedexp ", "torch ", "hydra-core ", "Python ", "CUDA "):
         assert f"\n{name}" in f"\n{text}"
+    assert text.splitlines()[0] == f"fedexp {fedexp.__version__}", "its own, installed or not"

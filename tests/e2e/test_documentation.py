@@ -70,6 +70,8 @@ BEFORE = {
     "multirun/cfed": "scenario=class_incremental algorithm=fedlwf partition=equal_shards hydra.run.dir={}/fedlwf",
 }
 # How much every run is reduced: one client of five, one epoch, one round.
+FLAGS_OF_SEVERAL = ("fedexp.core.pictures", "fedexp.analysis.paper_table")
+EXTRAS = ("joblib", "slurm", "ray", "dashboard", "safetensors")
 REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participation": "0.2", "figures": "false"}
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
@@ -100,10 +102,8 @@ NOT_EXECUTED = {
     "python3 -m venv .venv && . .venv/bin/activate": CI,
     "pip install -e '.[dev]'": CI,
     "pip install -e '.[bench]'": "needs a package index",
-    **{
-        f"pip install 'fedexp[{extra}]'": "needs a package index"
-        for extra in ("joblib", "slurm", "ray", "dashboard", "safetensors")
-    },
+    **{f"pip install -e '.[{extra}]'": "needs a package index" for extra in EXTRAS},
+    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in EXTRAS},
     "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
     "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 "
@@ -242,7 +242,8 @@ def compose_and_check(job: frozenset[str]) -> None:
 
 def check_options(command: str) -> None:
     if called := subcommand(arguments_of(command) or ()):
-        source = Path(importlib.util.find_spec(called.module).origin).read_text(encoding="utf-8")
+        files = [importlib.util.find_spec(name).origin for name in (called.module, *FLAGS_OF_SEVERAL)]
+        source = "".join(Path(file).read_text(encoding="utf-8") for file in files)
         flags = [word.partition("=")[0] for word in shlex.split(command) if word.startswith("--")]
         assert all(f'"{flag}"' in source for flag in flags if flag != "--help"), command
         return
@@ -382,6 +383,7 @@ def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
     """All of a page, one after the other in one directory."""
     monkeypatch.setenv("FEDEXP_DATA", str(data))
     (tmp_path / "photos").symlink_to(data / "photos")
+    (tmp_path / "flowers").symlink_to(data / "photos" / "train")  # no test folder
     mine = [c for c, first in commands().items() if first == page and ours(c) and c not in NOT_EXECUTED]
     words = [word for command in mine for word in shlex.split(command)]
     for name, before in BEFORE.items():

@@ -11,13 +11,14 @@ import pytest
 from helpers import ALGORITHM, SMALL, SOURCE, assert_same_run
 
 from fedexp.cli import launchers
+from fedexp.core.packages import how_to_install
 
 
 def test_without_the_extra_it_says_what_to_install(fedexp, monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "importable", lambda module: False)
     for name, extra in (("joblib", "joblib"), ("submitit_slurm", "slurm"), ("submitit_local", "slurm"), ("ray", "ray")):
         answer = fedexp("--multirun", f"hydra/launcher={name}", "seed=0,1")
-        advice = f"is not installed; pip install 'fedexp[{extra}]' brings it"
+        advice = f"is not installed; {how_to_install(extra)} brings it"
         assert (answer.code, answer.err) == (2, f"fedexp: hydra/launcher={name}: {advice}\n")
     assert not list(tmp_path.iterdir())
     preview = fedexp("--multirun", "hydra/launcher=ray", "seed=0,1", "preview=true")  # which launches nothing

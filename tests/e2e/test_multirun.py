@@ -136,3 +136,10 @@ def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
     assert (jobs(tmp_path)[0] / "summary.json").stat().st_mtime_ns == first[jobs(tmp_path)[0].name]
     assert json.loads((broken / "summary.json").read_text())["status"] == "completed"
     assert not (broken / "error.txt").exists()
+
+
+def test_what_is_wrong_with_all_jobs_is_said_once(fedexp, tmp_path):
+    answer = fedexp("--multirun", *SMALL, "seed=0,1,2", "local.epochs=0", "hydra.sweep.dir=sweep")
+    assert answer.code == 2
+    assert answer.err.count("local.epochs=0") == 1
+    assert len(list((tmp_path / "sweep").glob("*/error.txt"))) == 3  # each job has it

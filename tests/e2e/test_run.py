@@ -201,3 +201,28 @@ def test_six_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
     assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]  # what `note` stands for is the last
     assert tour[-1] == ("play_round", "training/rounds.py")
     assert len(tour) == 6
+
+
+def test_other_spellings_and_a_directory_that_is_not_ascii(fedexp, tmp_path):
+    """Names in another case, another name of an option, letters beyond ASCII; what is run is said in words."""
+    small = [option for option in SMALL if not option.startswith("figures")]
+    pictures = ("figures.format=[svg]", "figures.titles=false")
+    where = "hydra.run.dir=größe/läuft"
+    answer = fedexp("rounds=1", "algorithm=FedAvg", "partition=Dirichlet", where, *pictures, *small)
+    assert answer.code == 0, answer.err
+    run = tmp_path / "größe" / "läuft"
+    assert {path.suffix for path in (run / "figures").iterdir()} == {".svg"}
+    assert "Accuracy and forgetting of the global model" not in (run / "figures" / "curves.svg").read_text()
+    assert json.loads((run / "summary.json").read_text())["partition"] == "lda"
+    log = (run / "run.log").read_text(encoding="utf-8")
+    assert "partition=lda: 8 clients with " in log
+    assert [line.partition("INFO ")[2][:19] for line in log.splitlines() if "INFO round" in line] == [
+        "round 0/1  accuracy",
+        "round 1/1  accuracy",
+    ]
+    assert answer.err.count("round 1/1") == 0
+    assert answer.out.count("round 1/1") == 1
+    assert "sort_by_label" not in answer.err
+    answer = fedexp("rounds=1", "partition=shards", "hydra.run.dir=shards", *(o for o in SMALL if o[:8] != "min_size"))
+    assert answer.code == 0, answer.err
+    assert "partition=shards: the shards are cut from a random order" in answer.err

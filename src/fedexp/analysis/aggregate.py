@@ -1,5 +1,6 @@
 """A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep, beside the print."""
 
+import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare, layout, parts, readings
+from fedexp.analysis import compare, layout, paper_table, parts, readings
 from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import WHERE, load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
-from fedexp.analysis.sweep_figures import make_sweep_figures
+from fedexp.analysis.sweep_figures import look_of_sweep, make_sweep_figures
 from fedexp.config.options import conf_directory
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
@@ -48,15 +49,17 @@ def sweep_of(directory: Path) -> Sweep | None:
         return None
 
 
-def write_report(directory: Path, figures: bool) -> list[Path]:
+def write_report(directory: Path, figures: bool, flags: argparse.Namespace | None = None) -> list[Path]:
     """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that fails costs no
-    table."""
+    table. flags: those of `core.pictures.add_flags` and `paper_table.add_layout_flags`."""
     with with_kept(directory) as source:
-        paths = write_tables(directory, source)
+        paths = write_tables(directory, source, paper_table.Layout.of(flags) if flags else None)
         if not paths or not figures:
             return paths
         try:
-            return paths + make_sweep_figures(directory, load_runs(source))
+            runs = load_runs(source)
+            look = look_of_sweep(runs)
+            return paths + make_sweep_figures(directory, runs, look.changed(flags) if flags else look)
         except Exception:
             log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
             return paths
@@ -107,9 +110,9 @@ def all_jobs(directory: Path) -> list[RunDirectory]:
     return jobs + [RunDirectory(other.directory, other.overrides) for other in found]
 
 
-def write_tables(directory: Path, source: Path | None = None) -> list[Path]:
+def write_tables(directory: Path, source: Path | None = None, asked: paper_table.Layout | None = None) -> list[Path]:
     """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing where no run is
-    over. source: where its runs lie, if not in its own directory."""
+    over. source: where its runs lie, if not in its own directory; asked: how table.tex is to be laid out."""
     jobs = all_jobs(source or directory)
     for line in (left_out := damage_of(jobs)):
         log.warning("%s: %s", directory, line)
@@ -124,11 +127,16 @@ def write_tables(directory: Path, source: Path | None = None) -> list[Path]:
         means_ = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
         shown = [layout.Section("", means_)]
     head += "".join(f"\n{line}\n" for line in left_out)
+    own_layout = paper_table.Layout() if asked is None else asked
+    if tables.sweep is None or own_layout != paper_table.Layout():
+        tex = paper_table.latex([run for run in jobs if run.finished], own_layout)
+    else:
+        tex = layout.latex(shown)
     numbers = layout.markdown(targets.set_index("run").map(layout.plain_number))
     contents = {
         "table.csv": tidy.to_csv(index=False),
         "table.md": f"{head}\n{layout.all_markdown(shown)}\n## Rounds to target\n\n{WHAT_A_IS}\n\n{numbers}",
-        "table.tex": layout.latex(shown),
+        "table.tex": tex,
         "rounds_to_target.csv": targets.to_csv(index=False),
     }
     for name, content in contents.items():

@@ -5,20 +5,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedexp.figures.style import (
     NAMED_CLASSES,
-    PALETTE,
-    WIDTH,
     class_axis,
     colour_bar,
     integers,
     map_cells,
     map_height,
     say,
+    stroke,
+    width,
 )
+from fedexp.figures.style import entitle as write_title
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.rundir.reader import RunDirectory
 
@@ -35,7 +37,8 @@ RESULTS = {"accuracy": "test accuracy, last round", "forgetting": "forgetting F 
 
 def look(number: int) -> dict[str, Any]:
     """Return colour and line style of the method of this number."""
-    return {"color": PALETTE[number % len(PALETTE)], "linestyle": STYLES[number // len(PALETTE) % len(STYLES)]}
+    colours = len(rcParams["axes.prop_cycle"])
+    return {"color": f"C{number % colours}", "linestyle": STYLES[number // colours % len(STYLES)]}
 
 
 def curves(setting: "Setting") -> Figure:
@@ -61,7 +64,7 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
         return
     mean = values.mean(0)
     marker = "o" if rounds.size <= 40 else None
-    axes.plot(rounds, mean, **look(number), linewidth=1.3, marker=marker, markersize=3, label=label)
+    axes.plot(rounds, mean, **look(number), linewidth=stroke(0.8), marker=marker, markersize=3, label=label)
     if len(values) > 1:
         spread = values.std(0, ddof=1)
         axes.fill_between(rounds, mean - spread, mean + spread, color=look(number)["color"], alpha=0.18, linewidth=0)
@@ -76,7 +79,7 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
     classes = shown[0][1].classes
     columns = min(len(shown), PER_ROW)
     rows = -(-len(shown) // columns)
-    size = (max(WIDTH, 2.6 * columns + 1.6), 0.9 + rows * (0.55 + 0.75 * map_height(len(classes))))
+    size = (max(width(), 2.6 * columns + 1.6), 0.9 + rows * (0.55 + 0.75 * map_height(len(classes))))
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     top = min(1.0, 3 / len(classes)) if normalised else 1.0
@@ -87,13 +90,13 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
         image = map_cells(axes, np.array(history.rounds), maps[-1], top, ticks=6)
         axes.tick_params(labelbottom=True)
         seed = method.runs[0].summary.get("seed")
-        axes.set_title(f"{method.name}" + (f", seed {seed}" if len(method.runs) > 1 else ""), fontsize=9)
+        axes.set_title(f"{method.name}" + (f", seed {seed}" if len(method.runs) > 1 else ""))
     grid.flat[0].set_ylim(len(classes) - 0.5, -0.5)
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_axis_off()
     for axes in grid[:, 0]:
         class_axis(axes, classes if len(classes) <= NAMED_CLASSES else [str(c) for c in range(len(classes))])
-    figure.supxlabel("round", fontsize=10)
+    figure.supxlabel("round", fontsize=rcParams["axes.labelsize"])
     kind = "normalised in every round" if normalised else "of the global model"
     label = "share of the round's summed accuracy" if normalised else "test accuracy of the class"
     colour_bar(figure, list(grid.flat), image, label, np.concatenate([each.ravel() for each in maps]))
@@ -109,18 +112,18 @@ def round_forgetting(setting: "Setting") -> Figure:
         "local": [method.local_drops() for method in setting.methods],
     }
     drops = {kind: values for kind, values in drops.items() if any(each.size for each in values)}
-    figure = Figure(figsize=(WIDTH, 3.6 if len(drops) == 1 else 3.9), layout="constrained")
+    figure = Figure(figsize=(width(), 3.6 if len(drops) == 1 else 3.9), layout="constrained")
     panels = figure.subplots(1, len(drops), squeeze=False)[0]
     for axes, (kind, values) in zip(panels, drops.items(), strict=True):
         for number, (method, each) in enumerate(zip(setting.methods, values, strict=True)):
             if each.size:
-                axes.step(*distribution(each), where="post", **look(number), linewidth=1.4, label=method.label)
+                axes.step(*distribution(each), where="post", **look(number), linewidth=stroke(0.9), label=method.label)
         over = "rounds" if kind == "global" else "rounds and clients"
         axes.set_xlabel(f"{kind} round forgetting")
         axes.set_ylabel(f"share of {over}")
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
-        axes.grid(color="0.92", linewidth=0.6)
+        axes.grid(True)
     legend(figure, max(panels, key=lambda axes: len(axes.lines)))
     entitle(figure, "Round forgetting, cumulative distribution", setting.title)
     return figure
@@ -143,12 +146,12 @@ def parameter(sweep: "ParameterSweep") -> Figure:
             points = {x: stats for x, runs in each.points.items() if (stats := mean_and_spread(runs, key))}
             if points:
                 mean, spread = np.array(list(points.values())).T
-                style = look(number) | {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1.3}
+                style = look(number) | {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": stroke(0.8)}
                 axes.errorbar(list(points), mean, spread, label=each.name, **style)
         for number, method in enumerate(sweep.baselines, len(sweep.lines)):
             if stats := mean_and_spread(method.runs, key):
                 colour = look(number)["color"]
-                axes.axhline(stats[0], color=colour, linestyle=":", linewidth=1.3, label=method.label)
+                axes.axhline(stats[0], color=colour, linestyle=":", linewidth=stroke(0.8), label=method.label)
         axes.set_ylabel(label)
         if min(values) > 0 and max(values) >= 10 * min(values):
             axes.set_xscale("log")
@@ -168,20 +171,20 @@ def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, floa
 
 
 def two_panels(subject: str, title: str) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
+    figure = Figure(figsize=(width(), 5.6), layout="constrained")
     entitle(figure, subject, title)
     return figure, list(figure.subplots(2, 1))
 
 
 def entitle(figure: Figure, subject: str, title: str) -> None:
     """Write the title: what is shown, and of which runs."""
-    figure.suptitle("\n".join([subject, *textwrap.wrap(title, 80)]), fontsize=10)
+    write_title(figure, "\n".join([subject, *textwrap.wrap(title, 80)]))
 
 
 def legend(figure: Figure, axes: Axes) -> None:
     """Draw the legend of these axes beside all of them: it may be taller than one."""
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
 def finish_panels(figure: Figure, panels: Sequence[Axes], rounds: bool = True) -> None:
@@ -189,6 +192,5 @@ def finish_panels(figure: Figure, panels: Sequence[Axes], rounds: bool = True) -
     for axes in panels:
         if rounds:
             axes.xaxis.set_major_locator(integers(12))
-        axes.grid(color="0.92", linewidth=0.6)
-        axes.set_axisbelow(True)
+        axes.grid(True)
     legend(figure, panels[0])

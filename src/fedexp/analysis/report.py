@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
+from fedexp.analysis.paper_table import add_layout_flags
 from fedexp.core.errors import ConfigError, require_choice, say
+from fedexp.core.pictures import PNG, add_flags
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.rundir.evidence import FOLDER, keep_runs
@@ -109,17 +111,18 @@ def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sweep_reports(directories: Sequence[Path], figures: bool, keep: bool) -> int:
-    """Write the report of each sweep and print its table. keep: write the files of its runs too."""
-    for directory in directories:
+def sweep_reports(options: argparse.Namespace) -> int:
+    """Write the report of each sweep and print its table. options: the flags of `fedexp report`."""
+    PNG.changed(options)  # raises ConfigError for a flag that is wrong, before anything is written
+    for directory in options.directories:
         if not directory.is_dir():
             print(f"fedexp: {directory}: is not a directory", file=sys.stderr)
             return 2
-        if keep:
+        if options.keep:
             kept = keep_runs(directory)
             size = sum(path.stat().st_size for path in kept)
             print(f"{len(kept)} runs are kept in {display_path(directory / FOLDER)}: {size / 1e6:.2f} MB\n")
-        paths = write_report(directory, figures)
+        paths = write_report(directory, not options.no_figures, options)
         if not paths:
             print(f"fedexp: no finished run in {directory}", file=sys.stderr)
             return 2
@@ -139,13 +142,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") ->
     parser.add_argument(
         "--metric", default="", help=f"measures of forgetting between tasks, with commas: {', '.join(MEASURES)}"
     )
+    add_flags(parser)
+    add_layout_flags(parser)
     options = parser.parse_args(arguments)
     try:
         measures = [name for name in options.metric.split(",") if name]
         for name in measures:
             require_choice("--metric", name, tuple(MEASURES))
         if options.out is None and not measures:
-            return sweep_reports(options.directories, not options.no_figures, options.keep)
+            return sweep_reports(options)
     except ConfigError as error:
         return say(str(error))
     return one_table(options.directories, options.out, measures)

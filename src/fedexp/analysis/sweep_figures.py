@@ -9,14 +9,15 @@ values, `<setting>_<parameter>.png` (FedNTD Fig. 15 and 16).
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedexp.analysis.compare import WHERE
-from fedexp.figures import save
+from fedexp.core.pictures import Pictures
+from fedexp.figures import save_all
 from fedexp.figures.load import RunData, load_run
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -102,14 +103,15 @@ class ParameterSweep:
     baselines: tuple[Method, ...]  # that do not have the parameter
 
 
-def make_sweep_figures(directory: Path, runs: Sequence[RunDirectory]) -> list[Path]:
+def make_sweep_figures(directory: Path, runs: Sequence[RunDirectory], look: Pictures) -> list[Path]:
     """Draw all figures that the finished runs of a sweep have data for; return the paths."""
-    folder, paths = directory / "figures", []
-    for name, figure in pictures(runs):
-        folder.mkdir(exist_ok=True)
-        paths.append(folder / f"{slug(name)}.png")
-        save(figure, paths[-1])
-    return paths
+    drawn = ((slug(name), partial(lambda figure: figure, figure)) for name, figure in pictures(runs))
+    return save_all(directory / "figures", drawn, look)
+
+
+def look_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
+    """Return what the configuration of the runs says of pictures: that of the first which has one."""
+    return Pictures.of(next((run.config["figures"] for run in runs if "figures" in run.config), None))
 
 
 def pictures(runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Figure]]":

@@ -38,13 +38,15 @@ def sort_out(arguments: list[str]) -> Asked:
     from fedexp.analysis.sweep import launches, load_sweep
     from fedexp.config.options import ONE_OPTION, PRESETS, list_groups
     from fedexp.config.overrides import check_names
+    from fedexp.config.spelling import normalise
 
     flags, overrides = split_flags(arguments)
+    folders = [*config_directories(arguments), conf_directory()]
+    overrides = normalise(overrides, folders)
     asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS}
     own = [o for o in overrides if not o.startswith(tuple(f"{key}=" for key in OURS))]
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
         raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
-    folders = [*config_directories(arguments), conf_directory()]
     check_names(own, [*list_groups(folders), *PRESETS])
     if lists := [o for o in own if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)]:
         raise ConfigError(f"{lists[0]}: {ONE_OPTION}; groups: {', '.join(list_groups(folders))}")

@@ -25,6 +25,7 @@ class SweepWatch:
     begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # its failures as it began
     running: dict[Path, str] = field(default_factory=dict)  # the launcher of each that is not over
     ended: list[Path] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)  # messages of jobs, which many of them may share
     queued: dict[Path, int] = field(default_factory=dict)  # the number of jobs, where it is not that of the overrides
 
     @contextmanager
@@ -42,6 +43,16 @@ class SweepWatch:
 
 
 _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None)
+
+
+def said_before(message: str) -> bool:
+    """Return whether another job of this command has said the same, as far as this process knows."""
+    watch = _current.get()
+    if watch is None:
+        return False
+    known = message in watch.said
+    watch.said.add(message)
+    return known
 
 
 class Sweeps(Callback):

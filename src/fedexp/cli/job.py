@@ -117,6 +117,7 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
 
     new: whether there was no run in the directory before.
     """
+    from fedexp.cli.callbacks import said_before
     from fedexp.rundir.checkpoint import kept
     from fedexp.rundir.lock import Occupied
 
@@ -127,6 +128,8 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
     if isinstance(error, ConfigError):
         if in_sweep:
             record_failure(job, str(error), BAD_INPUT, notes, new)
+            if said_before(str(error)):
+                return BAD_INPUT
         else:
             remove_hydras(directory, hydra_config)
             remove_if_empty(directory, Path(runtime_of(hydra_config)["cwd"]))

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
+from fedexp.core.packages import how_to_install
 from fedexp.training.gpus import count_gpus
 from fedexp.training.place import Place
 
@@ -49,7 +50,7 @@ def check_installed(overrides: Sequence[str]) -> None:
         return
     extra, library = EXTRAS[names[-1]]
     if not importable(library) or not importable(f"hydra_plugins.hydra_{library}_launcher"):
-        raise ConfigError(f"hydra/launcher={names[-1]}: is not installed; pip install 'fedexp[{extra}]' brings it")
+        raise ConfigError(f"hydra/launcher={names[-1]}: is not installed; {how_to_install(extra)} brings it")
 
 
 def importable(module: str) -> bool:

@@ -21,6 +21,8 @@ from fedexp.core import console, interrupts
 from fedexp.core.errors import FAILED, INTERRUPTED, ConfigError, lacks_memory, say, say_no_memory
 from fedexp.engine.processes.ranks import find_ranks
 
+NO_FIGURES = {"figures=false", "figures.draw=false"}
+
 if TYPE_CHECKING:
     from fedexp.cli.callbacks import SweepWatch
 
@@ -154,7 +156,7 @@ def run_hydra(arguments: list[str]) -> int:
                     )
                     application(lambda config: codes.append(run_job(config)))()
         elsewhere = not codes  # launchers may have used other processes
-        codes += finish_sweeps(watch, asked, elsewhere, figures="figures=false" not in arguments)
+        codes += finish_sweeps(watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments})
         if queue is not None:
             queue.say_state()
     except Exception as error:

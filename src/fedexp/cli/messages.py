@@ -8,6 +8,7 @@ import yaml
 from fedexp.config.options import ONE_OPTION, known_keys, list_groups, list_options
 from fedexp.core.errors import nearest
 
+UNQUOTED = re.compile(r"""[\w\s/\\+.$%*@?|,:=(){}\[\]'"-]""", re.ASCII)  # what Hydra's grammar has outside of quotes
 INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
 
 
@@ -33,6 +34,8 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
         return unknown_key(found.group(2), conf, extra)
     if text.startswith("Config group override must be a string"):
         return f"{ONE_OPTION}; groups: {', '.join(list_groups([conf, *extra]))}"
+    if found := re.search(r"Ambiguous value for argument '(.+?)'\n|Sweep parameters '(.+)' requires", text):
+        return several_values(found[1] or found[2].split(", ")[0], found[1] is not None, [conf, *extra])
     if override := getattr(error, "override", None):
         return f"{override}: not of the form key=value{in_words(override, text.splitlines()[0])}"
     cause = error.__cause__ or error.__context__
@@ -41,13 +44,23 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     return "; ".join(INTERPOLATION.sub("", line) for line in unique[:3])
 
 
+def several_values(override: str, listed: bool, directories: list[Path]) -> str:
+    """Return the message for a sweep without `--multirun`; listed: the values may also have been meant as a list."""
+    key, _, value = override.partition("=")
+    a_list = f"; a list is written {key}=[{value}]" if listed and key not in list_groups(directories) else ""
+    return f"{override}: several values are a sweep, which needs --multirun: fedexp --multirun {override}{a_list}"
+
+
 def in_words(override: str, problem: str) -> str:
     """Return what is wrong with an argument that Hydra's parser cannot read; of its own words those that a user can
     read."""
     if "=" not in override:
         return ""
     if re.search("LexerNoViableAlt|no viable alternative|mismatched input|Error parsing", problem):
-        return " (a bracket or quote is open, or a character needs quotes, as in 'key=\"a;b\"')"
+        value = override.partition("=")[2]
+        if strange := next((letter for letter in value if not UNQUOTED.match(letter)), None):
+            return f" (the character {strange} needs quotes around the value, as in 'key=\"a{strange}b\"')"
+        return " (a bracket or quote is open)"
     return f" ({problem})"
 
 
@@ -58,4 +71,7 @@ def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
     known = known_keys(conf, extra)
     if owners := known.get(key):
         return f"{key}: only exists with {' or '.join(owners)}"
-    return f"{key}: no such option or key{nearest(key, known)}; `fedexp --help` lists them"
+    inside = [name for name in known if name.rpartition(".")[2] == key]
+    inside = [name for name in inside if not known[name]] or inside  # those that every run has, where there are some
+    hint = f" (nearest: '{inside[0]}')" if inside else nearest(key, known)
+    return f"{key}: no such option or key{hint}; `fedexp --help` lists them"

@@ -3,6 +3,8 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+import fedexp
+
 PACKAGES = ("fedexp", "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "wandb")
 
 
@@ -13,7 +15,9 @@ def version_text() -> str:
 
 
 def installed(name: str) -> str:
-    """Return the version of a package; fedexp itself may be run from its source alone."""
+    """Return the version of a package; that of fedexp is its own, which may be run from its source alone."""
+    if name == "fedexp":
+        return fedexp.__version__
     try:
         return version(name)
     except PackageNotFoundError:

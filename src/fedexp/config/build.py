@@ -6,6 +6,7 @@ collected over the whole configuration and raised as one ConfigError.
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest
+from fedexp.core.pictures import PNG, Pictures, as_node
 from fedexp.core.settings import LocalTraining, Public, Seeds, Settings
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
@@ -26,11 +28,14 @@ from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
+from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.revisions import latest
 from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
 
+KEY = re.compile(r"([\w.]+)(?: \(default: \w+\))?=")  # of a message
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 KINDS |= {DataSource: "the name of a data set"}
 
@@ -49,6 +54,7 @@ class Built:
     public: Public
     surrogate: Surrogate
     cohorts: Cohorts = SAMPLED
+    figures: Pictures = PNG
     dataset: DataSource
     scenario: Scenario
     partition: Partitioner
@@ -60,13 +66,14 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NODES = {name: FIELDS[name] for name in ("seeds", "local", "server", "public", "surrogate", "cohorts")}
+NODES = {name: FIELDS[name] for name in ("seeds", "local", "server", "public", "surrogate", "cohorts", "figures")}
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
 
 def build(config: DictConfig) -> Built:
     """Check the whole configuration; raise one ConfigError that lists everything that is wrong with it."""
     values = resolve(config)
+    values["figures"] = as_node(values.get("figures", True))
     errors: list[str] = []
     made: dict[str, Any] = {}
     for name, schema in NODES.items():
@@ -78,8 +85,17 @@ def build(config: DictConfig) -> Built:
     for group, base in GROUPS.items():
         made[group] = _attempt(errors, make_target, values.get(group), group, base)
     if errors:
-        raise ConfigError("\n".join(dict.fromkeys(errors)))
+        raise ConfigError("\n".join(said_once(errors, config)))
     return Built(**made)
+
+
+def said_once(errors: list[str], config: DictConfig) -> list[str]:
+    """Return the lines without repetitions: what is wrong with `seed` is so with each of `seeds` that follows it."""
+    lines = list(dict.fromkeys("\n".join(errors).splitlines()))
+    keys = {line: found[1] for line in lines if (found := KEY.match(line))}
+    written = flatten(OmegaConf.to_container(config, resolve=False))
+    follows = {key: found[1] for key in keys.values() if (found := REFERENCE.fullmatch(str(written.get(key))))}
+    return [line for line in lines if follows.get(keys.get(line, "")) not in keys.values()]
 
 
 def partition_keys(values: Mapping[str, Any]) -> set[str]:

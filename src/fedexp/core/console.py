@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+ROUNDS_LOG = "fedexp.rounds"  # the logger of a line for every round, for run.log; the console has its own
+
 problem: str | None = None  # the first thing that went wrong in this process, for run.log
 
 

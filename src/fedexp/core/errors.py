@@ -52,9 +52,10 @@ def say(message: str, code: int = BAD_INPUT) -> int:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return a hint ` (nearest: 'x')` for a misspelt name, or an empty string."""
-    match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.5)
-    return f" (nearest: '{match[0]}')" if match else ""
+    """Return a hint ` (nearest: 'x')` for a misspelt name, in whatever case, or an empty string."""
+    by_letters = {candidate.lower(): candidate for candidate in reversed(list(candidates))}
+    match = difflib.get_close_matches(name.lower(), list(reversed(by_letters)), n=1, cutoff=0.5)
+    return f" (nearest: '{by_letters[match[0]]}')" if match else ""
 
 
 def require(condition: bool, key: str, value: Any, allowed: str) -> None:

@@ -128,7 +128,6 @@ class Settings:
     data_dir: str
     resume: str | None
     augment: bool
-    figures: bool
     profile: bool
     test_views: list[str]
     keep_models: int | None = None  # None: those of the checkpoints alone

@@ -26,6 +26,8 @@ from fedexp.data.image_files import (
     join_classes,
     list_images,
     load_images,
+    require_test_part,
+    scan_flat,
     scan_tree,
     stratified_split,
 )
@@ -160,19 +162,37 @@ class Femnist(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Dataset):
-    """Any tree `<root>/{train,test}/<class>/<image>`; grey or colour as dataset.mean has 1 or 3 values."""
+    """Any tree `<root>/{train,test}/<class>/<image>`; grey or colour as dataset.mean has 1 or 3 values.
+
+    With `test_fraction` a tree without a test part, `<root>/<class>/<image>`: each class gives that share of its images
+    to the test set, drawn by `split_seed`.
+    """
 
     root: str
     train_splits: tuple[str, ...]  # folders joined to the training data
     size: int | None  # pixels to which all images are resized; None: they have one size already
+    test_fraction: float | None = None  # None: the tree has a test part
+    split_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(len(self.train_splits) > 0, "dataset.train_splits", self.train_splits, "at least one folder")
         _require_size(self.size)
+        _require_split(0.5 if self.test_fraction is None else self.test_fraction, self.split_seed)
 
     def read(self) -> Arrays:
+        if self.test_fraction is not None:
+            return self._read_split(Path(self.root), self.test_fraction)
+        require_test_part(Path(self.root), self.train_splits)
         return self._load_tree(Path(self.root), tuple(self.train_splits), self.size)
+
+    def _read_split(self, root: Path, fraction: float) -> Arrays:
+        """Return the arrays of a tree without a test part."""
+        files, classes = scan_flat(root, self.train_splits)
+        train, test = stratified_split(files.labels, fraction, self.split_seed)
+        return load_images(
+            self.data_dir, self.name, files.take(train), files.take(test), classes, self.channels, self.size
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,35 @@ def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> tuple[Lab
     return sum(others, start=first), scan_classes(root / "test", classes), classes
 
 
+def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[str]]:
+    """Return (files, classes) of a tree without a test part: `<root>/<class>/*`, or `<root>/<split>/<class>/*` where
+    the folders `train_splits` are there. Raises ConfigError where there is a folder test."""
+    if (root / "test").is_dir():
+        raise ConfigError(f"{root}: has a folder test; dataset.test_fraction is for trees without one (null here)")
+    if all((root / split).is_dir() for split in train_splits):
+        classes = class_folders(root / train_splits[0])
+        first, *others = (scan_classes(root / split, classes) for split in train_splits)
+        return sum(others, start=first), classes
+    classes = class_folders(root)
+    return join_classes([list_images(root / name) for name in classes]), classes
+
+
+def require_test_part(root: Path, train_splits: Sequence[str]) -> None:
+    """Raise ConfigError for a tree without train and test folders, with the option that draws a test set from it."""
+    if not root.is_dir() or (root / "test").is_dir():
+        return  # `scan_tree` says what is missing
+    if all((root / split).is_dir() for split in train_splits):
+        folders = f"{root / 'test'} is not there"
+    elif not (root / train_splits[0]).exists() and (names := class_folders(root)):
+        folders = f"{root} has the folders {', '.join(names[:5])}{', ...' * (len(names) > 5)} and no train and test"
+    else:
+        return
+    raise ConfigError(
+        f"{folders}; where there is no test set, dataset.test_fraction=0.2 draws one: a fifth of each class, by "
+        "dataset.split_seed"
+    )
+
+
 def stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return sorted training and test indices; every class gives `test_fraction` of its examples to the test set."""
     from sklearn.model_selection import train_test_split

@@ -82,6 +82,17 @@ class Partition:
         }
         return cls(ordered, counts, partition_hash(ordered), info)
 
+    def sentence(self) -> str:
+        """Return in words what the clients hold: how many examples each, of how many classes; with the settings that
+        were used and the hash."""
+        numbers = {key: value for key, value in self.info.items() if isinstance(value, int | float | str)}
+        used = [f"{key} {value}" for key, value in numbers.items() if key != "scheme" and not key.startswith("size_")]
+        sizes, classes = self.sizes, (self.counts > 0).sum(1)
+        total = int((self.counts.sum(0) > 0).sum())
+        text = f"{plural(len(sizes), 'client')} with {spread_of(sizes)} examples each, of {spread_of(classes)} of the "
+        text += plural(total, "class") + (f"; the server has {len(self.public):,} more" if len(self.public) else "")
+        return f"{text} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
+
     def among(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
         """Return the same partition where example i of it is example numbers[i] of labels [N]."""
         info, parts = dict(self.info), [numbers[part] for part in self.parts]
@@ -156,6 +167,10 @@ class Partitioner:
         all."""
         return None
 
+    def remark(self) -> str:
+        """Return what is easily overlooked about these settings, to be said when a run begins; empty: nothing."""
+        return ""
+
     def assign(
         self,
         labels: np.ndarray,
@@ -166,6 +181,16 @@ class Partitioner:
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Return the indices of each client (disjoint, none empty) and what else is worth recording."""
         raise NotImplementedError
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def spread_of(values: np.ndarray) -> str:
+    """Return `4`, or `1 to 7 (median 4)`."""
+    low, middle, high = int(values.min()), float(np.median(values)), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:g})"
 
 
 def make_partition(
@@ -269,6 +294,14 @@ class Shards(Partitioner):
 
     def __post_init__(self) -> None:
         require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
+
+    def remark(self) -> str:
+        if self.sort_by_label:
+            return ""
+        return (
+            "the shards are cut from a random order, so that all clients have nearly the same distribution (IID); "
+            "sort_by_label=true sorts by label first (non-IID, as McMahan et al. 2017)"
+        )
 
     def assign(
         self,

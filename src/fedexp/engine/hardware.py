@@ -1,9 +1,9 @@
 """Choice of device, engine and precision for a run (config group `hardware`)."""
 
 import ctypes
-import logging
 import os
 import platform
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.convolution import CONVOLUTIONS, uses_streams
 from fedexp.engine.vectorised.engine import Vectorised
 
-log = logging.getLogger("fedexp")
 ONE_CLIENT = ("direct", "winograd")  # ways of convolving outside of the vectorised engine
 ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
 
@@ -78,8 +77,6 @@ class Hardware:
             )
         if self.precision == "tf32" and device.type != "cuda":
             raise ConfigError("hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU")
-        if self.precision == "bf16" and device.type == "cpu" and (trouble := trouble_with_bf16()):
-            log.warning(trouble)
         if engine not in ("workers", "distributed"):
             count = 1
         # One thread, so that the number of cores does not change how sums are rounded.
@@ -165,6 +162,10 @@ class Resolved:
         """Return the engine that trains, in this process or in others."""
         return self.inner if self.engine in ("workers", "distributed") else self.engine
 
+    def trouble(self) -> str | None:
+        """Return what makes this choice a slow one, where it is known or can be measured."""
+        return trouble_with_bf16() if self.precision == "bf16" and self.device.type == "cpu" else None
+
     def in_one_process(self) -> "Resolved":
         """Return the hardware of one worker, used in this process."""
         return replace(self, engine=self.inner, workers=1) if self.engine == "workers" else self
@@ -241,19 +242,43 @@ def cores() -> int:
 
 
 def has_bf16() -> bool:
-    """Return whether this CPU multiplies bf16 numbers by itself; True where that cannot be told."""
-    flags = cpu_entry("flags").split()
-    return not flags or any(name in flags for name in ("avx512_bf16", "amx_bf16", "avx_ne_convert"))
+    """Return whether this CPU multiplies bf16 numbers by itself; True where Linux does not say."""
+    flags = cpu_flags()
+    return not flags or any(name in flags for name in ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"))
+
+
+def cpu_flags() -> list[str]:
+    """Return what Linux says that this CPU can do: `flags` of x86, `Features` of ARM; elsewhere nothing."""
+    return (cpu_entry("flags") or cpu_entry("Features") or "").split()
 
 
 def trouble_with_bf16() -> str | None:
-    """Return why bf16 is slower than fp32 on this CPU, where it is known to be."""
+    """Return why bf16 is slower than fp32 on this CPU: by what Linux says of it, elsewhere by a short trial."""
+    flags = cpu_flags()
+    if not flags:
+        ratio = cost_of_bf16()
+        return f"in a short trial bf16 took {ratio:.1f} times as long as fp32 on this CPU" if ratio > 1.2 else None
     if not has_bf16():
         return "this CPU has no bf16 instructions: bf16 will be many times slower than fp32 (precision=fp32)"
-    flags = cpu_entry("flags").split()
     if cpu_entry("vendor_id") == "GenuineIntel" and "avx512_bf16" in flags and "amx_bf16" not in flags:
         return "this CPU has AVX512-BF16 without AMX: bf16 was measured to take 1.7 times as long as fp32 on such a one"
     return None
+
+
+def cost_of_bf16() -> float:
+    """Return how many times as long as in fp32 a convolution takes in bf16 here, by the best of three."""
+    tensors = torch.ones(4, 32, 16, 16), torch.ones(64, 32, 5, 5)
+
+    def seconds(dtype: torch.dtype) -> float:
+        images, kernels = (each.to(dtype) for each in tensors)
+        found = []
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.nn.functional.conv2d(images, kernels)
+            found.append(time.perf_counter() - start)
+        return min(found)
+
+    return seconds(torch.bfloat16) / seconds(torch.float32)
 
 
 def plural(count: int, noun: str) -> str:

@@ -8,43 +8,65 @@ matplotlib is used through its object interface (no pyplot, no global state), so
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
 from fedexp.core.errors import StorageError
+from fedexp.core.pictures import Pictures
 from fedexp.core.views import PLAIN, VIEWS, suffix
 from fedexp.figures.load import RunData, load_run
+from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedexp.metrics.history import History
 
-DPI = 130
+# Without the time of writing: equal runs give equal files.
+METADATA: dict[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")  # and those of further test views
 
 
-def make_figures(run_dir: Path, summary: dict[str, Any] | None = None) -> list[Path]:
-    """Write `figures/*.png` of a run directory and return their paths. summary: if summary.json is still to be written.
+def make_figures(run_dir: Path, summary: dict[str, Any] | None = None, look: Pictures | None = None) -> list[Path]:
+    """Write `figures/*` of a run directory and return their paths. summary: if summary.json is still to be written.
+    look: formats, titles and style; None: as the configuration of the run says.
 
     A picture whose source file is missing or empty is left out, so an interrupted run gives what it has.
     Raises ConfigError for a damaged file and OSError when the directory cannot be written.
     """
-    folder = run_dir / "figures"
-    paths = []
-    for name, draw in _figures(load_run(run_dir, summary=summary)):
-        folder.mkdir(exist_ok=True)
-        paths.append(folder / f"{name}.png")
-        save(draw(), paths[-1])
-    return paths
+    look = look or look_of(run_dir)
+    return save_all(run_dir / "figures", _figures(load_run(run_dir, summary=summary)), look)
+
+
+def look_of(run_dir: Path) -> Pictures:
+    """Return what the configuration of a run says of its pictures."""
+    return Pictures.of(RunDirectory(run_dir).config.get("figures"))
 
 
 def missing_figures(run_dir: Path) -> int:
     """Return the number of pictures that `make_figures` would write and are not there."""
-    return sum(not (run_dir / "figures" / f"{name}.png").exists() for name, _ in _figures(load_run(run_dir)))
+    names = [f"{name}.{form}" for name, _ in _figures(load_run(run_dir)) for form in look_of(run_dir).format]
+    return sum(not (run_dir / "figures" / name).exists() for name in names)
+
+
+def save_all(folder: Path, figures: "Iterable[tuple[str, Callable[[], Figure]]]", look: Pictures) -> list[Path]:
+    """Draw figures, each by a call, and write them into a folder, which is made for the first; return the paths."""
+    from fedexp.figures.style import styled
+
+    paths = []
+    with styled(look.style):
+        for name, draw in figures:
+            folder.mkdir(exist_ok=True)
+            figure = draw()
+            if not look.titles:
+                figure.suptitle("").set_in_layout(False)
+            for form in look.format:
+                paths.append(folder / f"{name}.{form}")
+                save(figure, paths[-1])
+    return paths
 
 
 def interim_pictures(
@@ -54,8 +76,11 @@ def interim_pictures(
     its round picture: name -> png. Nothing is written; the run may go on or be long over. further: the history in each
     further view of the test set."""
     names = [f"{name}{suffix(view)}" for name in INTERIM for view in VIEWS]
+    from fedexp.figures.style import styled
+
     run = load_run(run_dir, history, further=further)
-    return {name: _png(draw()) for name, draw in _figures(run) if name in names}
+    with styled(look_of(run_dir).style):
+        return {name: _png(draw()) for name, draw in _figures(run) if name in names}
 
 
 def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
@@ -86,15 +111,15 @@ def save(figure: "Figure", path: Path) -> None:
     if path.parent.is_symlink():
         raise StorageError(path.parent, OSError(errno.ELOOP, "it is a link; pictures are not written through links"))
     with storage.temporary_of(path) as temporary:
-        _write(figure, temporary)
+        _write(figure, temporary, path.suffix.removeprefix("."))
         os.replace(temporary, path)
 
 
 def _png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
-    _write(figure, buffer)
+    _write(figure, buffer, "png")
     return buffer.getvalue()
 
 
-def _write(figure: "Figure", file: Path | io.BytesIO) -> None:
-    figure.savefig(file, format="png", dpi=DPI, facecolor="white")
+def _write(figure: "Figure", file: Path | io.BytesIO, form: str) -> None:
+    figure.savefig(file, format=form, metadata=METADATA[form])

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedexp.core.errors import ConfigError
-from fedexp.figures import make_figures
+from fedexp.core.pictures import add_flags
+from fedexp.figures import look_of, make_figures
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp figures") -> int:
     """Print the path of every picture; exit code 2 with one message when a directory holds no run."""
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
-    code = 0
-    for run_dir in parser.parse_args(arguments).run_dir:
+    add_flags(parser)
+    options, code = parser.parse_args(arguments), 0
+    for run_dir in options.run_dir:
         try:
-            paths = make_figures(run_dir)
+            paths = make_figures(run_dir, look=look_of(run_dir).changed(options))
             if not paths:
                 raise ConfigError(
                     f"{run_dir}: no run to draw here (needs rounds.csv, class_accuracy.csv or partition.npz)"

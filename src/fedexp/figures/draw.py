@@ -13,20 +13,22 @@ from fedexp.figures.style import (
     BLUE,
     GREEN,
     GREY,
-    MAP,
     NAMED_CLASSES,
     ORANGE,
-    WIDTH,
     cell_edges,
     class_axis,
     colour_bar,
     colour_map,
+    entitle,
     heat_map,
     integers,
+    label_size,
     line,
     map_height,
     round_panel,
     say,
+    small,
+    width,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
@@ -162,7 +164,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
     step = -(-len(names) // 30)  # name at most 30 rows, none of them beside the two global ones unless all fit
     shown = [0, *range(step, len(names) - step, step), len(names) - 1]
-    axes.set_yticks(shown, [names[i] for i in shown], fontsize=8)
+    axes.set_yticks(shown, [names[i] for i in shown], fontsize=small())
     class_axis(axes, run.classes, horizontal=True)
     return figure
 
@@ -186,9 +188,9 @@ def _of(view: str) -> str:
 def _figure(
     run: RunData, subject: str, height: float, rows: int = 1, ratio: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(width(), height), layout="constrained")
     axes = figure.subplots(rows, 1, squeeze=False, height_ratios=ratio)[:, 0]
-    figure.suptitle(f"{subject}\n{run.title}", fontsize=10)
+    entitle(figure, f"{subject}\n{run.title}")
     return figure, list(axes)
 
 
@@ -213,18 +215,15 @@ def _task_lines(run: RunData, axes: Axes, colour: str, cells: bool = False) -> N
 def _bubbles(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
     """Draw one disc per client and class, its area proportional to the number of examples."""
     clients, classes = counts.shape
-    cell = min(72 * 0.75 * WIDTH / clients, 72 * 0.9 * map_height(classes) / classes)  # points
+    cell = min(72 * 0.75 * width() / clients, 72 * 0.9 * map_height(classes) / classes)  # points
     scale = 1.2 * cell**2 / max(counts.max(), 1)
     client, label = counts.nonzero()
     axes.scatter(client, label, s=np.maximum(counts[client, label] * scale, 0.8), color=BLUE, alpha=0.75, linewidth=0)
     for example in sorted({max(int(counts.max() * part), 1) for part in (0.1, 0.5, 1)}):
         axes.scatter([], [], s=example * scale, color=BLUE, alpha=0.75, linewidth=0, label=f"{example}")
     axes.set_ylim(classes - 0.3, -0.7)
-    axes.grid(color="0.92", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.legend(
-        title="examples", loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, title_fontsize=8, labelspacing=1.2
-    )
+    axes.grid(True)
+    axes.legend(title="examples", loc="upper left", bbox_to_anchor=(1.01, 1), labelspacing=1.2, frameon=True)
 
 
 def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
@@ -233,10 +232,11 @@ def _count_map(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
     size = int(edges[1] - edges[0])
     present = np.ma.masked_equal(pooled.T, 0)
     norm = LogNorm(1, max(counts.max(), 2))
-    image = axes.pcolormesh(edges - 0.5, np.arange(counts.shape[1] + 1) - 0.5, present, cmap=f"{MAP}_r", norm=norm)
+    rows, colours = np.arange(counts.shape[1] + 1) - 0.5, colour_map().with_extremes(bad="white")
+    image = axes.pcolormesh(edges - 0.5, rows, present, cmap=colours.reversed(), norm=norm)
     axes.invert_yaxis()
     pooling = f"\n(largest of {size} neighbouring clients)" if size > 1 else ""
-    figure.colorbar(image, ax=axes, pad=0.02).set_label(f"examples, white: none{pooling}", fontsize=9)
+    figure.colorbar(image, ax=axes, pad=0.02).set_label(f"examples, white: none{pooling}", fontsize=label_size())
 
 
 def pool_clients(counts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:

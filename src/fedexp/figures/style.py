@@ -1,23 +1,70 @@
-"""Common style of all pictures: colours, axes, heat maps. Colours are safe for colour-blind readers."""
+"""Common style of all pictures: colours, axes, heat maps. Colours are safe for colour-blind readers.
 
-from collections.abc import Sequence
+Sizes, colours and fonts are values of the style file fedexp.mplstyle, which `styled` reads.
+"""
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
+from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-WIDTH = 8.0  # inches
+from fedexp.figures.fonts import absent_fonts, drawable, drawable_text
+
+log = logging.getLogger("fedexp")
+OURS = Path(__file__).with_name("fedexp.mplstyle")
 NAMED_CLASSES = 20  # up to here every class is named on its axis
-MAP = "viridis"  # perceptually uniform
 ABSENT = "0.85"  # grey: undefined
-# Okabe and Ito's palette
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.45"
-PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#A6761D")
+# Of the style's cycle of colours, which is Okabe and Ito's palette.
+BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "0.45"
+_one_at_a_time = threading.RLock()  # the style is a state of the process
+
+
+@contextmanager
+def styled(style: str | None = None) -> Iterator[None]:
+    """While the block runs, pictures are drawn and written in fedexp's style, changed by a style file of the user's.
+
+    What matplotlib would say on the screen (fonts that it looks for, letters, room for a legend) is no news for a user;
+    a font of the style that is not there is said, once."""
+    with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        if style and (absent := absent_fonts()):
+            log.warning("figures.style=%s: no font %s here; another one is used", style, " or ".join(absent))
+        yield
+
+
+def width() -> float:
+    """Return the width of a picture in inches."""
+    return float(matplotlib.rcParams["figure.figsize"][0])
+
+
+def small() -> float:
+    """Return the size of small text in points."""
+    return float(matplotlib.font_manager.FontProperties(size=matplotlib.rcParams["legend.fontsize"]).get_size())
+
+
+def stroke(share: float = 1.0) -> float:
+    """Return the width of a line in points, as a share of the style's."""
+    return share * float(matplotlib.rcParams["lines.linewidth"])
+
+
+def entitle(figure: Figure, text: str) -> None:
+    """Write the title above all panels; as it is, without mathematics."""
+    shown, families = drawable_text(text)
+    figure.suptitle(shown, fontfamily=families, parse_math=False)
 
 
 def cell_edges(rounds: np.ndarray) -> np.ndarray:
@@ -60,9 +107,8 @@ def map_cells(
 
 
 def colour_map() -> Colormap:
-    from matplotlib import colormaps
-
-    return colormaps[MAP].with_extremes(bad=ABSENT)
+    """Return the style's colours of a map, with grey for what is undefined."""
+    return matplotlib.colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad=ABSENT)
 
 
 def colour_bar(
@@ -71,7 +117,12 @@ def colour_bar(
     finite = np.isfinite(values)
     clipped = image.norm.vmax is not None and bool((values[finite] > image.norm.vmax).any())
     bar = figure.colorbar(image, ax=axes, extend="max" if clipped else "neither", pad=0.02)
-    bar.set_label(label if finite.all() else f"{label}\n(grey: undefined)", fontsize=9)
+    bar.set_label(label if finite.all() else f"{label}\n(grey: undefined)", fontsize=label_size())
+
+
+def label_size() -> float:
+    """Return the size in points of the label of a colour bar and of the titles of panels."""
+    return float(matplotlib.font_manager.FontProperties(size=matplotlib.rcParams["axes.titlesize"]).get_size())
 
 
 def integers(most: int) -> MaxNLocator:
@@ -83,17 +134,17 @@ def line(axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label:
     """Draw a curve, with markers where the points are few; nothing when there are none."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
-        width = (1.0 if faint else 1.6) if rounds.size <= 300 else 0.7
-        axes.plot(rounds, values, color=colour, marker=marker, markersize=3.5, linewidth=width, label=label)
+        thickness = (0.63 if faint else 1.0) if rounds.size <= 300 else 0.44
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": stroke(thickness)}
+        axes.plot(rounds, values, **look, label=label)
 
 
 def round_panel(axes: Axes, **legend: Any) -> None:
     """Draw ticks and grid of curves against rounds; legend: where it is."""
     axes.xaxis.set_major_locator(integers(12))
-    axes.grid(color="0.92", linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.grid(True)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(**legend, fontsize=8, borderaxespad=0, frameon=False)
+        axes.legend(**legend, borderaxespad=0)
 
 
 def say(axes: Axes, why: str) -> None:
@@ -103,14 +154,16 @@ def say(axes: Axes, why: str) -> None:
 
 
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
-    """Label every class by name when there are few, else class indices at round numbers."""
+    """Label every class by name when there are few (by its number where no font has its letters), else class indices
+    at round numbers."""
     axis = axes.xaxis if horizontal else axes.yaxis
     axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
     if len(classes) > NAMED_CLASSES:
         axis.set_major_locator(integers(10))
         return
-    names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in classes]
-    axis.set_ticks(range(len(names)), names, fontsize=8)
+    shown, families = drawable(classes)
+    names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
+    axis.set_ticks(range(len(names)), names, fontsize=small(), fontfamily=families, parse_math=False)
     if horizontal and max(map(len, names)) > 4:
         for text in axis.get_ticklabels():
             text.set(rotation=40, ha="right", rotation_mode="anchor")

@@ -52,6 +52,7 @@ NEUTRAL = {
     "algorithm.new_model": "initial",
     "algorithm.reduction": "sum",
 }
+SPLIT = "test_fraction"  # null, likewise, and `split_seed` beside it
 LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")  # null, likewise
 
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
@@ -117,6 +118,8 @@ def without_neutral(node: Any, prefix: str = "") -> Any:
     if not isinstance(node, dict):
         return node
     kept = {key: value for key, value in node.items() if not is_neutral(f"{prefix}{key}", value)}
+    if SPLIT in kept and kept[SPLIT] is None:  # a tree of images that has a test part
+        kept = {key: value for key, value in kept.items() if key not in (SPLIT, "split_seed")}
     return {key: without_neutral(value, f"{prefix}{key}.") for key, value in kept.items()}
 
 
@@ -147,7 +150,9 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
                 marks[key] = Path(value).name
             else:
                 splits = values.get(f"{node}.train_splits")
-                marks[key] = folder_mark(Path(value), [*splits, "test"] if isinstance(splits, list) else ["."])
+                parts = [*splits, "test"] if isinstance(splits, list) else ["."]
+                undivided = values.get(f"{node}.{SPLIT}") is not None
+                marks[key] = folder_mark(Path(value), ["."] if undivided else parts)
         elif key in FILES and isinstance(value, str):
             marks[key] = file_mark(Path(value))
     return {key: mark for key, mark in marks.items() if mark is not None}

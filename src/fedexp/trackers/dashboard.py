@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.packages import how_to_install
 from fedexp.core.views import VIEWS, suffix
 from fedexp.trackers.wandb_names import target_name
 
@@ -65,7 +66,7 @@ def workspace(project: str, name: str) -> "Workspace":
     try:
         from wandb_workspaces import workspaces as ws
     except ImportError as error:
-        raise ConfigError(f"needs the package wandb-workspaces: pip install 'fedexp[dashboard]' ({error})") from None
+        raise ConfigError(f"needs the package wandb-workspaces: {how_to_install('dashboard')} ({error})") from None
     return ws.Workspace(
         entity=entity,
         project=short,

@@ -1,5 +1,6 @@
 """Terminal output of a run: a live display, or plain lines when the output is no terminal; and the result."""
 
+import logging
 import math
 import os
 import sys
@@ -18,11 +19,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedexp.core.console import ROUNDS_LOG
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, display_path
 
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger(ROUNDS_LOG)
 MOST_LINES = 50  # of plain output for a run
 RECENT = 20  # rounds whose mean duration predicts the time left
 TASK_ROWS = {  # of a run in continual learning
@@ -80,8 +83,10 @@ class Progress(Tracker):
             self._best = max(accuracy, self._best or 0.0)
         if seconds is not None and record.round > 0:  # round 0 only evaluates
             self._durations.append(seconds)
+        line = self._line()
+        log.info("%s", line)
         if self._live is None and (self._first_line or record.round % self._every == 0 or record.round == self._total):
-            self._print_line()
+            self._print_line(line)
 
     def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
         self._status = str(summary.get("status", "completed"))
@@ -107,34 +112,41 @@ class Progress(Tracker):
             self._live.stop()
             self._live = None
 
-    def _print_line(self) -> None:
-        self._first_line = False
+    def _line(self) -> str:
+        """Return the last round in one line."""
         count = f"round {self._round:>{len(str(self._total))}}/{self._total}"
+        pace = [f"{duration(self._pace)}/round"] if self._pace is not None else []
         left = [f"left {duration(self.seconds_left)}"] if self.seconds_left is not None else []
+        return "  ".join([count, *self._metrics(), *pace, *left])
+
+    def _print_line(self, line: str) -> None:
+        self._first_line = False
         name = [self._name] if self.among_others else []
         # The console would wrap it, whatever the width of a log.
         with reader_may_leave():
-            write_line("  ".join([*name, count, *self._metrics(), *left]), self.console)
+            write_line("  ".join([*name, line]), self.console)
 
     def _metrics(self) -> list[str]:
         """Return the latest numbers, each with its name; undefined ones are left out."""
         known = self._values
+        trained = known.get("train_loss")  # not of the initial model
         average = known.get("average_accuracy")
         shown = [
             ("accuracy {:.4f}", known.get("test_accuracy")),
             # In continual learning the average of the learned ones takes the place of the best: a terminal is 80 wide.
             ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
             ("forgetting {:.3f}", known.get("forgetting")),
-            ("loss {:.3g}", known.get("train_loss", known.get("test_loss"))),
+            ("train loss {:.3g}", trained) if trained is not None else ("test loss {:.3g}", known.get("test_loss")),
         ]
-        pace = [f"{duration(self._pace)}/round"] if self._pace is not None else []
-        return [text.format(value) for text, value in shown if value is not None] + pace
+        return [text.format(value) for text, value in shown if value is not None]
 
     def _render(self) -> RenderableType:
         elapsed, left = time.monotonic() - self._started, self.seconds_left
         state = Text(self._status, style=COLOURS.get(self._status, ""))
         if self._status == "running":
             state = Text(f"left {duration(left)}" if left is not None else duration(elapsed))
+        if self._pace is not None:
+            state = Text.assemble(f"{duration(self._pace)}/round  ", state)
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(no_wrap=True)
         row.add_column(ratio=1)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures, picture_files
 from fedexp.core.views import VIEWS, file_of, others
 from fedexp.data.partition import later_partitions
 from fedexp.figures import make_figures
@@ -68,8 +69,8 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
 
 def figures_of(run: RunDirectory) -> list[Path]:
     """Return the pictures that are there, drawn anew where there are none although the run was to have them."""
-    drawn = sorted((run.directory / "figures").glob("*.png"))
-    return drawn or (make_figures(run.directory) if run.config.get("figures", True) else [])
+    drawn = picture_files(run.directory / "figures")
+    return drawn or (make_figures(run.directory) if Pictures.of(run.config.get("figures")).draw else [])
 
 
 def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> None:

@@ -217,7 +217,7 @@ class WandbTracker(Tracker):
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
     ) -> None:
         self._run.summary.update(flat_summary(summary))
-        images = _images({path.stem: str(path) for path in figures})
+        images = _images({path.stem: str(path) for path in figures if path.suffix == ".png"})
         self._run.log({"round": self._last_round} | images, commit=not tables)
         if tables:
             self._run.log({f"tables/{name}": _table(table) for name, table in tables.items()})

@@ -123,7 +123,7 @@ def finish_run(
     job: Job, built: Built, state: State, summary: dict[str, Any], trackers: Sequence[Tracker], info: RunInfo
 ) -> None:
     """Write the results of the last round, hand them to the trackers and print them."""
-    pictures = write_results(job.directory, state, summary, built.settings.figures)
+    pictures = write_results(job.directory, state, summary, built.figures)
     for watching in trackers:
         watching.finish(summary, pictures, final_tables(job.directory))
     if job.place.alone:

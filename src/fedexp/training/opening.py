@@ -56,11 +56,15 @@ def note_beginning(
     for sentence in foreign(container):
         log.warning("%s", sentence)
     log.info("hardware: %s", prepared.hardware.sentence())
+    if slow := prepared.hardware.trouble():
+        log.warning("hardware.precision=bf16: %s", slow)
     begin_span(state, prepared.hardware)
     place_states(experiment, state)
     if saved is None or saved.state is None:
         say_that_it_begins_anew(job.directory, saved, built)
         write_inputs(job, container, experiment)
+        if built.algorithm.paradigm != "centralized" and (remark := built.partition.remark()):
+            log.warning("partition=%s: %s", job.choices["partition"], remark)
     else:
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
         if saved.problem is not None:
@@ -111,7 +115,8 @@ def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment)
         if len(experiment.stages) > 1:
             partition = replace(partition, info=partition.info | {"rounds_per_task": experiment.rounds_per_task})
         partition.save(job.directory / name, experiment.bench.data.classes)
-        log.info("partition %s: %s", partition.hash[:12], partition.info)
+        task = f" of task {stage.federation.task + 1}" if len(experiment.stages) > 1 else ""
+        log.info("partition=%s%s: %s", job.choices["partition"], task, partition.sentence())
 
 
 def partition_files(experiment: Experiment) -> dict[str, Stage]:
@@ -139,10 +144,15 @@ def run_log(directory: Path) -> Iterator[None]:
         handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
+    rounds = logging.getLogger(console.ROUNDS_LOG)
+    rounds.propagate = False  # not to the console
+    rounds.setLevel(logging.INFO)
+    rounds.addHandler(handler)
     try:
         yield
     finally:
         if console.problem is not None:  # there, and not on the console
             handler.handle(log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None))
         log.removeHandler(handler)
+        rounds.removeHandler(handler)
         handler.close()

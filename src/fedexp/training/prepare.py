@@ -27,6 +27,7 @@ from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric,
 from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
 from fedexp.training.experiment import Experiment, Stage
+from fedexp.training.model_fit import check_reads, making
 from fedexp.training.personal import has_personal_models
 from fedexp.training.public_data import PublicSet, one_of_each
 
@@ -56,7 +57,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     rounds = built.scenario.rounds_per_task * len(divided)
     cohorts = built.cohorts.read(rounds, settings.num_clients, settings.cohort_size)
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
-    with seeded_torch(torch_seed(built.seeds.training, "initial model")):
+    with making(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
         module = algorithm.adapt(module, divided[0].federation)
     if hardware.convolves == "winograd":
@@ -76,6 +77,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         views=tuple(settings.test_views),
         seed=built.seeds.training,
     )
+    check_reads(model, bench)
     engine = hardware.make_engine()
     experiment = Experiment(
         settings=settings,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures
 from fedexp.core.views import VIEWS, file_of
 from fedexp.figures import make_figures, missing_figures
 from fedexp.rundir import files
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedexp")
 
 
-def write_results(directory: Path, state: State, summary: dict[str, Any], figures: bool) -> list[Path]:
+def write_results(directory: Path, state: State, summary: dict[str, Any], look: Pictures) -> list[Path]:
     """Write summary.json last: a run that has one is complete, whenever it was killed."""
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
             tested.history.save_local(directory / file_of(files.LOCAL, view))
-    pictures = draw(directory, summary) if figures else []
+    pictures = draw(directory, summary, look) if look.draw else []
     storage.write_json(directory / files.SUMMARY, summary)
     return pictures
 
 
-def draw(directory: Path, summary: dict[str, Any]) -> list[Path]:
+def draw(directory: Path, summary: dict[str, Any], look: Pictures | None = None) -> list[Path]:
     """Draw a picture; one that fails does not lose a run."""
     try:
-        return make_figures(directory, summary)
+        return make_figures(directory, summary, look)
     except OSError as error:
         log.warning("the figures cannot be written (%s)", error.strerror)
     except Exception:

@@ -15,6 +15,7 @@ from fedexp.config.options import PRESETS, list_groups
 from fedexp.config.overrides import key_of, read_overrides
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import picture_files
 from fedexp.data.partition import Partition
 from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.mending import begin_again_where_damaged
@@ -53,11 +54,11 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
     summary = finished_summary(job.directory)
     if summary is None:
         return True, None
-    if built.settings.figures:
+    if built.figures.draw:
         draw_missing(job.directory, summary)
     log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
-        result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
+        result_table(summary, result_files(job.directory, picture_files(job.directory / "figures")))
     return False, summary
 
 

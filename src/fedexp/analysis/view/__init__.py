@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 
 def render(data: dict[str, Any]) -> str:
     """Return the page for what `collect.collect` gives."""
-    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    *scripts, style = ((HERE / name).read_text(encoding="utf-8") for name in ("export.js", "page.js", "page.css"))
+    script = "".join(scripts)
     # In JSON these characters stand in strings only; escaped, no text can end the element that it is in.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":

@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ import pandas as pd
 import fedexp
 from fedexp.analysis import aggregate, compare, layout
 from fedexp.analysis.claims import of_text
+from fedexp.analysis.paper_table import natural
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.views import AUGMENTED, suffix
 from fedexp.rundir import files
@@ -100,12 +100,6 @@ def collect(paths: Sequence[Path]) -> dict[str, Any]:
         "runs": rows,
         "tables": [table for group in by_sweep(paths, runs) if (table := tables(*group))],
     }
-
-
-def natural(text: str) -> list[tuple[float, str]]:
-    """Return a key for sorting: numbers by their value, before words."""
-    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
-    return [(float(piece), "") if i % 2 else (math.inf, piece) for i, piece in enumerate(pieces)]
 
 
 def title_of(paths: Sequence[Path]) -> str:

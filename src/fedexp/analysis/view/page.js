@@ -1,12 +1,11 @@
 // The page of fedexp.view. Text from the runs reaches the document as text nodes and attributes only, never as markup.
-"use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector) => document.querySelector(selector);
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element; `on…` are listeners, children are nodes or text. */
 function make(name, attributes, ...children) {
-  const vector = ["svg", "path", "line", "text", "g", "circle"].includes(name);
+  const vector = ["svg", "path", "line", "text", "g", "circle", "title", "rect"].includes(name);
   const node = vector ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes ?? {})) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
@@ -30,14 +29,22 @@ const swatch = (method) => make("svg", { width: 18, height: 8, "aria-hidden": "t
 const chip = (status, text) => make("span", { class: `chip ${status}` }, text ?? status);
 const plural = (count, one) => `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
 
-function stroke(node, method) {
-  node.style.stroke = colour(method);
+/** look: the number of colour and dashes; method: whose line it is, by default the same. */
+function stroke(node, look, method = look) {
+  node.style.stroke = colour(look);
   node.dataset.method = method;
-  node.setAttribute("stroke-dasharray", dash(method));
+  node.setAttribute("stroke-dasharray", dash(look));
   return node;
 }
 
-const shownSettings = () => (state.setting === "all" ? data.settings.map((_, i) => i) : data.settings.length ? [state.setting] : []);
+const TOGETHER = ["all", "overlay"]; // values of the setting that stand for all of them: a panel each, or in one
+const several = () => TOGETHER.includes(state.setting);
+const shownSettings = () => (several() ? data.settings.map((_, i) => i) : data.settings.length ? [state.setting] : []);
+const common = data.settings.map((name) => name.split(" ")).reduce((all, given) => all.filter((word) => given.includes(word)), data.settings[0]?.split(" ") ?? []);
+const shortSetting = (setting) => data.settings[setting].split(" ").filter((word) => !common.includes(word)).join(" ") || data.settings[setting];
+/** Setting and method of each line of an overlay; its place is the line's look. */
+const pairs = [...new Set(data.runs.filter((run) => run.setting !== null && run.method !== null).map((run) => `${run.setting} ${run.method}`))]
+  .sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
 const shownRuns = (setting) => data.runs.filter((run) => run.setting === setting && run.method !== null && !state.hidden.has(run.method));
 const byMethod = (runs) => Map.groupBy ? Map.groupBy(runs, (run) => run.method)
   : runs.reduce((groups, run) => groups.set(run.method, [...(groups.get(run.method) ?? []), run]), new Map());
@@ -72,19 +79,24 @@ function average(runs, measure) {
   });
 }
 
-/** What a chart has to draw: one line a method (mean of the runs that did not diverge) or a run. */
-function linesOf(setting, measure) {
-  const lines = [];
+/** What a chart has to draw: one line a method (mean of the runs that did not diverge) or a run; in an overlay of each
+    setting. */
+function linesOf(settings, measure) { return settings.flatMap((setting) => linesIn(setting, measure)); }
+
+function linesIn(setting, measure) {
+  const lines = [], overlaid = state.setting === "overlay";
   for (const [method, all] of sorted(byMethod(shownRuns(setting)))) {
+    const look = overlaid ? pairs.indexOf(`${setting} ${method}`) : method;
+    const called = !overlaid ? data.methods[method] : data.methods.length > 1 ? `${data.methods[method]} ${shortSetting(setting)}` : shortSetting(setting);
     const runs = all.filter((run) => run.curves?.[measure]);
     const sound = runs.filter((run) => run.status !== "diverged");
     const single = state.seeds === "lines" ? runs : runs.filter((run) => run.status === "diverged");
     if (state.seeds === "band" && sound.length) {
-      lines.push({ method, name: data.methods[method], points: average(sound, measure), runs: sound.length });
+      lines.push({ method, look, name: called, points: average(sound, measure), runs: sound.length });
     }
     for (const run of single) {
-      const name = `${data.methods[method]}, seed ${run.seed}${run.status === "completed" ? "" : `, ${run.status}`}`;
-      lines.push({ method, name, points: average([run], measure), runs: 1, thin: true, broken: run.status === "diverged" });
+      const name = `${called}, seed ${run.seed}${run.status === "completed" ? "" : `, ${run.status}`}`;
+      lines.push({ method, look, name, points: average([run], measure), runs: 1, thin: true, broken: run.status === "diverged" });
     }
   }
   return lines.filter((line) => line.points.length);
@@ -98,11 +110,13 @@ function ticks(low, high, most) {
   return Array.from({ length: Math.max(count, 0) }, (_, i) => +((first + i) * step).toPrecision(12));
 }
 
-function chart(setting, measure) {
+function chart(settings, measure) {
   const holder = make("div", { class: "panel" });
-  const where = state.setting === "all" ? make("span", { class: "where" }, ` ${data.settings[setting]}`) : null;
-  holder.append(make("h3", {}, words(measure), where));
-  const lines = linesOf(setting, measure);
+  const named = state.setting === "overlay" ? "all settings" : data.settings[settings[0]] ?? "";
+  const where = several() ? make("span", { class: "where" }, ` ${named}`) : null;
+  const head = make("div", { class: "head" }, make("h3", {}, words(measure), where));
+  holder.append(head);
+  const lines = linesOf(settings, measure);
   if (!lines.length) {
     holder.append(make("p", { class: "note" }, "No run shown here has values of it."));
     return holder;
@@ -110,11 +124,15 @@ function chart(setting, measure) {
   const said = lines.map((line) => `${line.name} ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`);
   const svg = make("svg", { class: "chart", role: "img", tabindex: 0, "aria-label": `${words(measure)}: ${said.join("; ")}. Arrow keys read the rounds.` });
   holder.append(svg);
-  return lazily(holder, () => drawChart(svg, setting, measure, lines));
+  if (state.setting === "overlay") holder.append(make("div", { class: "legend" }, lines.map((line) => make("span", {}, swatch(line.look), line.name))));
+  const draw = () => drawChart(svg, settings, measure, lines);
+  head.append(exportButtons(svg, measure, named, lines, draw));
+  return lazily(holder, draw);
 }
 
-function drawChart(svg, setting, measure, lines) {
-  const width = svg.clientWidth, height = svg.clientHeight, left = 44, right = 16, top = 8, bottom = 22;
+function drawChart(svg, settings, measure, lines) {
+  const width = svg.clientWidth, height = svg.clientHeight, left = 62, right = 16, top = 8, bottom = 38;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`); // on paper it is another size
   const points = lines.flatMap((line) => line.points);
   const rounds = [...new Set(points.map((p) => p[0]))].sort((a, b) => a - b);
   const values = points.flatMap((p) => [p[1] - p[2], p[1] + p[2]]);
@@ -131,24 +149,26 @@ function drawChart(svg, setting, measure, lines) {
   svg.replaceChildren(
     ...marks.map((v) => make("g", {}, make("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }),
       make("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, number(v)))),
-    ...ticks(first, last, Math.max(2, width / 90)).filter(Number.isInteger).map((r) => make("text", { x: x(r), y: height - 6, "text-anchor": "middle" }, number(r))),
-    ...taskEnds(setting).map((r) => make("line", { class: "cross", x1: x(r + 0.5), x2: x(r + 0.5), y1: top, y2: height - bottom })),
+    ...ticks(first, last, Math.max(2, width / 90)).filter(Number.isInteger).map((r) => make("text", { x: x(r), y: height - bottom + 15, "text-anchor": "middle" }, number(r))),
+    make("text", { class: "axis", x: (left + width - right) / 2, y: height - 5, "text-anchor": "middle" }, "round"),
+    make("text", { class: "axis", transform: `translate(13 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, words(measure)),
+    ...taskEnds(settings[0]).map((r) => make("line", { class: "cross", x1: x(r + 0.5), x2: x(r + 0.5), y1: top, y2: height - bottom })),
   );
   const path = (list) => list.map(([r, v], i) => `${i ? "L" : "M"}${x(r).toFixed(1)} ${y(v).toFixed(1)}`).join("");
   for (const line of lines) {
     if (!line.thin && line.points.some((p) => p[2])) {
       const edge = [...line.points.map((p) => [p[0], p[1] + p[2]]), ...line.points.toReversed().map((p) => [p[0], Math.max(p[1] - p[2], logarithmic ? low : -Infinity)])];
       const area = make("path", { class: "area", d: `${path(edge)}Z` });
-      area.style.fill = colour(line.method);
+      area.style.fill = colour(line.look);
       area.dataset.method = line.method;
       svg.append(area);
     }
   }
   for (const line of lines) {
-    svg.append(stroke(make("path", { class: line.thin ? "thin" : null, d: path(line.points) }), line.method));
+    svg.append(stroke(make("path", { class: line.thin ? "thin" : null, d: path(line.points) }), line.look, line.method));
     const [r, v] = line.points.at(-1);
-    if (line.broken) svg.append(stroke(make("path", { d: `M${x(r) - 4} ${y(v) - 4}l8 8m0-8l-8 8` }), line.method));
-    else if (line.points.length === 1) svg.append(dot(x(r), y(v), line.method));
+    if (line.broken) svg.append(stroke(make("path", { d: `M${x(r) - 4} ${y(v) - 4}l8 8m0-8l-8 8` }), line.look, line.method));
+    else if (line.points.length === 1) svg.append(dot(x(r), y(v), line.look));
   }
   const cross = make("line", { class: "cross", y1: top, y2: height - bottom, visibility: "hidden" });
   svg.append(cross);
@@ -159,7 +179,7 @@ function drawChart(svg, setting, measure, lines) {
     for (const [key, value] of Object.entries({ x1: x(round), x2: x(round), visibility: "visible" })) cross.setAttribute(key, value);
     const here = lines.map((line) => [line, line.points.find((p) => p[0] === round)]).filter(([, p]) => p).sort((a, b) => b[1][1] - a[1][1]);
     tip(px ?? box.left + x(round), py ?? box.top + top, `round ${number(round)}`, here.slice(0, 14).map(([line, p]) =>
-      make("div", {}, swatch(line.method), line.name, make("b", {}, `${number(p[1])}${p[3] > 1 ? ` ± ${number(+p[2].toPrecision(2))}` : ""}`))),
+      make("div", {}, swatch(line.look), line.name, make("b", {}, `${number(p[1])}${p[3] > 1 ? ` ± ${number(+p[2].toPrecision(2))}` : ""}`))),
       here.length > 14 ? `and ${here.length - 14} more` : null);
   };
   const hide = () => { cross.setAttribute("visibility", "hidden"); $("#tip").hidden = true; };
@@ -200,7 +220,8 @@ function tip(x, y, title, ...children) {
 }
 
 function drawCurves() {
-  const panels = shownSettings().flatMap((setting) => [...new Set([state.left, state.right])].filter(Boolean).map((measure) => chart(setting, measure)));
+  const groups = state.setting === "overlay" ? [shownSettings()] : shownSettings().map((setting) => [setting]);
+  const panels = groups.flatMap((settings) => [...new Set([state.left, state.right])].filter(Boolean).map((measure) => chart(settings, measure)));
   $("#curves .charts").replaceChildren(...panels);
   const runs = shownSettings().flatMap(shownRuns);
   const thinned = Math.max(1, ...runs.map((run) => run.every ?? 1));
@@ -258,7 +279,7 @@ function heatCards(setting) {
 function heatCard(setting, method, group, chosen) {
   const first = group.find((run) => heatOf(run));
   const runs = first ? group.filter((run) => heatOf(run) && heatOf(run).axis === heatOf(first).axis && heatOf(run).classes === heatOf(first).classes) : [];
-  const where = state.setting === "all" ? ` ${data.settings[setting]}` : "";
+  const where = several() ? ` ${data.settings[setting]}` : "";
   const seeds = runs.length > 1 ? `mean of ${runs.length} seeds` : runs.length ? `seed ${runs[0].seed}` : "";
   const holder = make("div", { class: "panel" }, make("h3", {}, data.methods[method], make("span", { class: "where" }, ` ${seeds}${where}`)));
   for (const status of new Set(chosen.map((run) => run.status).filter((status) => status !== "completed"))) {
@@ -271,14 +292,14 @@ function heatCard(setting, method, group, chosen) {
   if (runs.length < group.length) holder.append(make("p", { class: "note" }, `${group.length - runs.length} of ${group.length} left out: other rounds or classes, or no file.`));
   const classes = data.classes[heatOf(first).classes];
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `Class accuracy of ${data.methods[method]}, ${seeds}: ${classes.length} classes, ${data.axes[heatOf(first).axis].length} rounds. Arrow keys read the cells.` });
-  canvas.style.height = `${Math.max(70, Math.min(17 * classes.length, 340)) + 22}px`;
+  canvas.style.height = `${Math.max(70, Math.min(17 * classes.length, 340)) + 36}px`;
   holder.append(canvas);
   return lazily(holder, () => drawMap(canvas, mapOf(runs, classes.length), data.axes[heatOf(first).axis], classes));
 }
 
 function drawMap(canvas, values, rounds, classes) {
   const width = canvas.clientWidth, height = canvas.clientHeight, ratio = devicePixelRatio || 1, style = getComputedStyle(canvas);
-  const named = classes.length <= 20, left = named ? 78 : 34, bottom = 22, columns = rounds.length, rows = classes.length;
+  const named = classes.length <= 20, left = named ? 94 : 50, bottom = 36, columns = rounds.length, rows = classes.length;
   const top = state.scale === "raw" ? 1 : Math.min(1, 3 / rows);
   canvas.width = width * ratio;
   canvas.height = height * ratio;
@@ -294,18 +315,24 @@ function drawMap(canvas, values, rounds, classes) {
   pen.scale(ratio, ratio);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(small, left, 0, width - left, height - bottom);
-  pen.fillStyle = style.getPropertyValue("--soft");
+  pen.fillStyle = printing ? "#5b636d" : style.getPropertyValue("--soft");
   pen.font = "11px system-ui, sans-serif";
   pen.textAlign = "right";
   pen.textBaseline = "middle";
   const cell = { x: (width - left) / columns, y: (height - bottom) / rows };
   const every = named ? 1 : Math.ceil(rows / 10);
-  for (let c = 0; c < rows; c += every) pen.fillText(named ? fitted(pen, classes[c], left - 8) : String(c), left - 6, (c + 0.5) * cell.y);
+  for (let c = 0; c < rows; c += every) pen.fillText(named ? fitted(pen, classes[c], left - 26) : String(c), left - 6, (c + 0.5) * cell.y);
   pen.textAlign = "center";
   for (const round of ticks(rounds[0], rounds.at(-1), Math.max(2, width / 70))) {
     const i = rounds.indexOf(round); // a round that was not evaluated, or that is left out, has no column
-    if (i >= 0) pen.fillText(String(round), Math.min(left + (i + 0.5) * cell.x, width - 10), height - 9);
+    if (i >= 0) pen.fillText(String(round), Math.min(left + (i + 0.5) * cell.x, width - 10), height - bottom + 10);
   }
+  pen.fillText("round", (left + width) / 2, height - 8);
+  pen.save();
+  pen.translate(8, (height - bottom) / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText("class", 0, 0);
+  pen.restore();
   let at = [0, 0];
   const show = (i, c, px, py) => {
     at = [Math.max(0, Math.min(columns - 1, i)), Math.max(0, Math.min(rows - 1, c))];
@@ -520,7 +547,7 @@ function recall() {
     state[id] = select.value;
   }
   for (const method of (given.get("hidden") ?? "").split(".")) if (data.methods[method]) state.hidden.add(Number(method));
-  if (state.setting !== "all") state.setting = Number(state.setting);
+  if (!several()) state.setting = Number(state.setting);
 }
 
 /** Fades all lines but those of one method; of none, without one. */
@@ -553,7 +580,7 @@ function begin() {
   const counts = [...data.runs.reduce((all, run) => all.set(run.status, (all.get(run.status) ?? 0) + 1), new Map())].sort((a, b) => rank(a[0]) - rank(b[0]));
   $("#about").textContent = `${plural(data.runs.length, "run")}, ${plural(data.methods.length, "method")}, ${plural(data.settings.length, "setting")}; made ${data.made.slice(0, 16).replace("T", " ")} by fedexp ${data.version}.`;
   $("#statuses").append(...counts.map(([status, count]) => make("button", { type: "button", class: status, onclick: () => find(status) }, `${count} ${status}`)));
-  $("#setting").append(...data.settings.map((name, i) => option(i, name)), ...(data.settings.length > 1 ? [option("all", "all settings")] : []));
+  $("#setting").append(...data.settings.map((name, i) => option(i, name)), ...(data.settings.length > 1 ? [option("all", "all settings"), option("overlay", "all settings, overlaid")] : []));
   for (const id of ["left", "right"]) $(`#${id}`).append(...data.measures.map((name) => option(name)));
   $("#right").value = data.measures[1] ?? data.measures[0] ?? "";
   const seeds = [...new Set(data.runs.map((run) => run.seed).filter((seed) => seed !== null))].sort((a, b) => a - b);
@@ -567,7 +594,7 @@ function begin() {
   changed();
   for (const id of ["setting", "left", "right", "seeds", "scale", "view", "seed"]) {
     $(`#${id}`).addEventListener("change", (event) => {
-      state[id] = id === "setting" && event.target.value !== "all" ? Number(event.target.value) : event.target.value;
+      state[id] = id === "setting" && !TOGETHER.includes(event.target.value) ? Number(event.target.value) : event.target.value;
       changed();
     });
   }

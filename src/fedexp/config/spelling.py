@@ -1,0 +1,48 @@
+"""Ways in which users write overrides, turned into the one that Hydra and the groups know."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedexp.config.options import PRESETS, list_groups, list_options
+
+ALIASES = {"partition": {"dirichlet": "lda"}}  # group -> name in the literature -> option
+
+
+def normalise(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Return the overrides with options of groups in their own spelling (algorithm=FedNTD is fedntd), aliases in place
+    of other names of an option, and quotes around letters that Hydra's grammar lacks (hydra.run.dir=grün).
+
+    folders: the directories with groups, the user's own first."""
+    groups = [*list_groups(list(folders)), *PRESETS]
+    return [normalised(text, groups, folders) for text in overrides]
+
+
+def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) -> str:
+    """Return one override in the spelling that Hydra knows; what is not understood stays as it is."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return override
+    group = key.lstrip("+")
+    if group in groups:
+        options = list_options(group, list(folders))
+        value = ",".join(option_of(name, group, options) for name in value.split(","))
+    if not value.isascii() and not value.startswith(("'", '"', "[", "{")):
+        value = ",".join(piece if piece.isascii() else quoted(piece) for piece in value.split(","))
+    return f"{key}={value}"
+
+
+def option_of(name: str, group: str, options: Sequence[str]) -> str:
+    """Return the option that a name stands for: itself, an alias, or the same letters in another case."""
+    if name in options:
+        return name
+    if alias := ALIASES.get(group, {}).get(name.lower()):
+        return alias
+    same = [option for option in options if option.lower() == name.lower()]
+    return same[0] if len(same) == 1 else name
+
+
+def quoted(text: str) -> str:
+    """Quote a text for Hydra's grammar; interpolations in it stay interpolations."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return str(QuotedString(text, Quote.single).with_quotes())

@@ -1,0 +1,129 @@
+"""How pictures are drawn: formats, titles, a style file, and names in any script."""
+
+import warnings
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from fedexp.core.pictures import Pictures
+from fedexp.figures import draw, make_figures, missing_figures
+from fedexp.figures.__main__ import main
+from fedexp.figures.fonts import drawable_text
+from fedexp.figures.load import load_run
+from fedexp.figures.style import styled
+from test_figures import ALL, CONFIG, make_run
+
+ENTRIES = list(font_manager.fontManager.ttflist)
+
+
+def test_formats_titles_and_a_style_of_ones_own(tmp_path):
+    """Each picture in each format, without a title and in the size and colours of the user's file; and the same files
+    when they are drawn again."""
+    make_run(tmp_path, local=False)
+    style = tmp_path / "paper.mplstyle"
+    style.write_text("figure.figsize: 4, 3\nsavefig.dpi: 100\naxes.prop_cycle: cycler('color', ['112233', '445566'])\n")
+    look = Pictures(format=("svg", "pdf", "png"), titles=False, style=str(style))
+    paths = make_figures(tmp_path, look=look)
+    assert {p.name for p in paths} == {f"{name}.{form}" for name in ALL - {"local_round"} for form in look.format}
+    with Image.open(tmp_path / "figures" / "curves.png") as image:
+        assert image.width == 400  # 4 inches of 100 dots
+    svg = (tmp_path / "figures" / "curves.svg").read_text()
+    assert "#112233" in svg
+    assert "Accuracy and forgetting of the global model" not in svg
+    assert (tmp_path / "figures" / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert {p: p.read_bytes() for p in make_figures(tmp_path, look=look)} == {p: p.read_bytes() for p in paths}
+    make_figures(tmp_path, look=Pictures(format=("svg",)))
+    assert "Accuracy and forgetting of the global model" in (tmp_path / "figures" / "curves.svg").read_text()
+    assert matplotlib.rcParams["figure.figsize"][0] != 4, "the style of a picture is no state of the process"
+
+
+def test_pictures_are_drawn_as_the_configuration_says(tmp_path):
+    make_run(tmp_path, local=False)
+    (tmp_path / "config.yaml").write_text(CONFIG + "figures: {draw: true, format: [pdf], titles: true, style: gone}\n")
+    assert missing_figures(tmp_path) == len(ALL) - 1
+    # The style file is not there any more: as if nothing had been said.
+    assert {p.suffix for p in make_figures(tmp_path)} == {".png"}
+    (tmp_path / "config.yaml").write_text(CONFIG + "figures: {format: [pdf]}\n")
+    assert {p.suffix for p in make_figures(tmp_path)} == {".pdf"}
+    assert missing_figures(tmp_path) == 0
+    assert main([str(tmp_path), "--format", "svg,pdf", "--no-titles"]) == 0
+    assert (tmp_path / "figures" / "loss.svg").exists()
+    assert main([str(tmp_path), "--format", "jpg"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (None, Pictures()),
+        (True, Pictures()),
+        (False, Pictures(draw=False)),
+        ({"draw": False, "format": ["svg"]}, Pictures(draw=False, format=("svg",))),
+        ({"draw": False, "format": ["jpg"]}, Pictures(draw=False)),
+        ({"unknown": 1, "format": 3}, Pictures()),
+    ],
+)
+def test_pictures_of_a_stored_configuration(node, expected):
+    assert Pictures.of(node) == expected
+
+
+def font_with(letters: str, path: Path) -> None:
+    """A font that has nothing but these letters, as rectangles."""
+    pen = TTGlyphPen(None)
+    for i, corner in enumerate([(0, 0), (0, 700), (500, 700), (500, 0)]):
+        (pen.lineTo if i else pen.moveTo)(corner)
+    pen.closePath()
+    names = [".notdef", *(f"glyph{i}" for i in range(len(letters)))]
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap({ord(c): name for c, name in zip(letters, names[1:], strict=True)})
+    builder.setupGlyf(dict.fromkeys(names, pen.glyph()))
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (600, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Four Letters", "styleName": "Regular"})
+    builder.setupOS2(sTypoAscender=800, usWeightClass=400)
+    builder.setupPost()
+    builder.save(path)
+
+
+def labels_of(folder: Path) -> list[str]:
+    with styled():
+        warnings.simplefilter("error")  # a letter that no font has would be one
+        figure = draw.data_distribution(load_run(folder), np.ones((3, 4), int))
+        FigureCanvasAgg(figure).draw()
+    return [label.get_text() for label in figure.axes[1].get_yticklabels()]
+
+
+def test_class_names_in_any_script(tmp_path, monkeypatch):
+    """Drawn where a font of the system has the letters, else by number; no warning either way, and no mathematics."""
+    names = ["体育", "cat", "財経", "a$b$ c\td"]
+    make_run(tmp_path / "run", classes=4, local=False, names=names)
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [e for e in ENTRIES if "DejaVu" in e.name])
+    assert labels_of(tmp_path / "run") == ["0", "cat", "2", "a$b$ c d"]
+    font_with("体育財経", tmp_path / "four.ttf")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
+    font_manager.fontManager.addfont(tmp_path / "four.ttf")
+    assert labels_of(tmp_path / "run") == ["体育", "cat", "財経", "a$b$ c d"]
+
+
+def test_a_title_in_any_script(monkeypatch):
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [e for e in ENTRIES if "DejaVu" in e.name])
+    assert drawable_text("fedavg on 数据\nseed 0")[0] == "fedavg on ??\nseed 0"
+
+
+def test_a_font_that_is_not_there_is_said_once(tmp_path, caplog, capfd):
+    make_run(tmp_path, local=False)
+    style = tmp_path / "paper.mplstyle"
+    style.write_text("font.family: serif\nfont.serif: No Such Font\n")
+    make_figures(tmp_path, look=Pictures(style=str(style)))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"figures.style={style}: no font No Such Font here; another one is used"]
+    make_figures(tmp_path)
+    assert len(caplog.records) == 1
+    assert capfd.readouterr().err == ""

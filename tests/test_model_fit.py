@@ -1,0 +1,83 @@
+"""A model that cannot read the data, or lacks a file, is bad input: found before the run begins."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedexp.algorithms.fedmultihead import FedMultiHead
+from fedexp.core.errors import ConfigError
+from fedexp.data.tasks import ClassIncremental
+from fedexp.models import Model, Output
+from fedexp.training.model_fit import making
+from toy_federation import make_experiment
+
+
+class Colours(nn.Module):
+    """Made for `channels` channels and `classes` classes, whatever the images have."""
+
+    def __init__(self, channels: int, classes: int):
+        super().__init__()
+        self.convolution, self.classifier = nn.Conv2d(channels, 4, 3), nn.Linear(4, classes)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        features = self.convolution(x).mean((2, 3))
+        return Output(features, self.classifier(features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Model):
+    mixes_examples: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = True
+
+    channels: int
+    classes: int = 4
+
+    def build(self, shape, num_classes):
+        return Colours(self.channels, self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Fixed):
+    def build(self, shape, num_classes):
+        network = super().build(shape, num_classes)
+        network.load_state_dict(torch.load("nowhere.pt"))
+        return network
+
+
+def test_a_model_for_other_channels_is_refused_with_both_shapes():
+    said = r"model: Fixed cannot read dataset=noise \(examples of shape \(1, 6, 6\)\): .*expected input"
+    with pytest.raises(ConfigError, match=said):
+        make_experiment(model=Fixed(channels=5))
+
+
+def test_a_model_for_fewer_classes_is_refused():
+    with pytest.raises(ConfigError, match=r"its logits have the shape \[2, 1\]; must be \[2, "):
+        make_experiment(model=Fixed(channels=1, classes=1))
+
+
+def test_a_file_of_weights_that_is_not_there_is_bad_input(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model: nowhere\.pt: cannot be read by Weighted \(No such file"):
+        make_experiment(model=Weighted(channels=1))
+
+
+def test_other_errors_of_a_model_are_not_hidden():
+    with pytest.raises(OSError, match="no file name"), making(Fixed(channels=1)):
+        raise OSError("no file name")
+
+
+def test_heads_of_tasks_are_the_algorithms_own():
+    """Two tasks of one class each, of four classes: two outputs, which is no error of the model."""
+    tasks = ClassIncremental(
+        rounds_per_task=1,
+        num_tasks=2,
+        classes=[[0], [1]],
+        shuffle_classes=False,
+        split=None,
+        evaluate_on="test",
+    )
+    experiment = make_experiment(FedMultiHead(), scenario=tasks, sizes=(2, 3))
+    assert experiment.stages[0].federation.tasks == ((0,), (1,))

@@ -1,0 +1,59 @@
+"""Ways of writing overrides, and what messages say of names."""
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from fedexp.config.spelling import normalise
+from fedexp.core import packages
+from fedexp.core.errors import nearest
+from toy_federation import CONF
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("algorithm=FedNTD", "algorithm=fedntd"),
+        ("algorithm=FedAvg,FEDNTD", "algorithm=fedavg,fedntd"),
+        ("partition=dirichlet", "partition=lda"),
+        ("partition=Dirichlet,iid", "partition=lda,iid"),
+        ("experiment=FedNTD/cifar10_S2", "experiment=fedntd/cifar10_s2"),
+        ("algorithm=fedx", "algorithm=fedx"),
+        ("rounds", "rounds"),
+        ("dataset.name=Digits", "dataset.name=Digits"),
+        ("data_dir=daten/bücher", "data_dir='daten/bücher'"),
+        ("dataset.root=中文,plain", "dataset.root='中文',plain"),
+        ("dataset.root='ü'", "dataset.root='ü'"),
+        ("dataset.classes=[ü]", "dataset.classes=[ü]"),
+    ],
+)
+def test_overrides_in_the_spelling_that_hydra_knows(given, read):
+    assert normalise([given], [CONF]) == [read]
+
+
+@pytest.mark.parametrize("value", ["outé/x", "l'été", "中文/${now:%H}", "a\\ü"])
+def test_hydra_reads_the_letters_that_were_written(value):
+    (text,) = normalise([f"hydra.run.dir={value}"], [CONF])
+    assert str(OverridesParser.create().parse_override(text).value()) == value
+
+
+def test_an_option_of_ones_own_comes_before_other_spellings(tmp_path):
+    (tmp_path / "partition").mkdir()
+    (tmp_path / "partition" / "dirichlet.yaml").write_text("")
+    assert normalise(["partition=dirichlet"], [tmp_path, CONF]) == ["partition=dirichlet"]
+    assert normalise(["partition=LDA"], [tmp_path, CONF]) == ["partition=lda"]
+
+
+def test_the_nearest_name_whatever_the_case():
+    assert nearest("FedNTTD", ["fedavg", "fedntd"]) == " (nearest: 'fedntd')"
+    assert nearest("minst", ["MNIST", "CIFAR10"]) == " (nearest: 'MNIST')"
+    assert nearest("zzz", ["fedavg"]) == ""
+
+
+def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages, "ROOT", tmp_path)
+    assert packages.how_to_install("joblib") == "pip install 'fedexp[joblib]'"
+    (tmp_path / "src" / "fedexp").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    assert packages.how_to_install("joblib") == f"pip install -e '.[joblib]' (in {tmp_path})"
+    monkeypatch.chdir(tmp_path)
+    assert packages.how_to_install("joblib") == "pip install -e '.[joblib]'"
