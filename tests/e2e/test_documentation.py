@@ -99,7 +99,10 @@ NOT_EXECUTED = {
     "python3 -m venv .venv && . .venv/bin/activate": CI,
     "pip install -e '.[dev]'": CI,
     "pip install -e '.[bench]'": "needs a package index",
-    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in ("joblib", "slurm", "ray", "dashboard")},
+    **{
+        f"pip install 'fedexp[{extra}]'": "needs a package index"
+        for extra in ("joblib", "slurm", "ray", "dashboard", "optuna")
+    },
     "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
     "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 "
@@ -354,12 +357,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reduced(arguments: Sequence[str]) -> list[str]:
     """The same command on small data, one round long."""
     if subcommand(arguments) or any(a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments):
-        return list(arguments)
-    launcher = importlib.util.find_spec("hydra_plugins") is None
+        return [re.sub(r"^rounds=\d+$", "rounds=2", a) for a in arguments]
+    launcher = importlib.util.find_spec("joblib") is None
     kept = [a for a in arguments if not (launcher and a.startswith(("hydra/launcher", "hydra.launcher")))]
     kept = [a for a in kept if a not in ("tracker=none", "--multirun") or (a == "--multirun" and len(kept) > 1)]
     most = "" if "sweep=" in str(kept) or "precision=bf16" in str(kept) else ",[^,]+"  # of a list's values: one, or two
     kept = [re.sub(rf"^((?:seed|algorithm)=[^,]+{most}),.*", r"\1", a) for a in kept]
+    kept = [re.sub(r"(n_trials)=\d+$", r"\1=2", a) for a in kept]
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
     if "profile" in given:

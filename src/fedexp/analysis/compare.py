@@ -241,7 +241,8 @@ class Context:
                 fedavg += [other] if self.protocol(other) == protocol else []
         if not fedavg:
             return None
-        rounds = run.rounds_to(float(np.mean([other.summary["accuracy"] for other in fedavg])))
+        ends = [other.summary["accuracy" if "accuracy" in other.summary else "validation_accuracy"] for other in fedavg]
+        rounds = run.rounds_to(float(np.mean(ends)))
         if rounds is None:
             return NEVER
         return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds if speedup else rounds

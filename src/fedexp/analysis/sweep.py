@@ -170,7 +170,8 @@ def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     harmless = ("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "checkpoint_interval", "profile",
-                "forgetting_metric", "targets", "target_fractions", "hydra", "dataset.url", "test_views")  # fmt: skip
+                "forgetting_metric", "targets", "target_fractions", "hydra", "dataset.url", "test_views",
+                "evaluate_on", "objective")  # fmt: skip
     return [
         text
         for text in overrides

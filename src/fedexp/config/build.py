@@ -18,7 +18,7 @@ from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets
 from fedexp.config.trust import require_trusted
 from fedexp.core.errors import ConfigError, collecting, nearest
-from fedexp.core.settings import LocalTraining, Public, Seeds, Settings
+from fedexp.core.settings import NO_STOP, NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Stop, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
@@ -46,6 +46,8 @@ class Built:
     local: LocalTraining
     public: Public
     surrogate: Surrogate
+    validation: Validation = NONE_HELD_OUT
+    stop: Stop = NO_STOP
     cohorts: Cohorts = SAMPLED
     dataset: DataSource
     scenario: Scenario
@@ -58,7 +60,7 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NODES = {name: FIELDS[name] for name in ("seeds", "local", "public", "surrogate", "cohorts")}
+NODES = {name: FIELDS[name] for name in ("seeds", "local", "public", "surrogate", "validation", "stop", "cohorts")}
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
 

@@ -17,8 +17,10 @@ FORMAT = 2  # of fingerprints
 OWN = "fedexp."
 
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
+LATER = ("stop.minutes", "objective", "objective_direction")  # likewise; format 1 did not know them
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
+    *LATER,
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
     "hardware.jobs_per_gpu",
 )
@@ -29,6 +31,11 @@ FILES = ("partition.path", "cohorts.path")
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
 NEUTRAL = {
     "test_views": ["plain"],
+    "validation.fraction": 0.0,
+    "validation.per_client": False,
+    "evaluate_on": None,
+    "stop.patience": None,
+    "stop.metric": None,
     "cohorts.path": None,
     "model.weights": None,
     "partition.choice": "random",
@@ -141,7 +148,7 @@ def short_hash(container: Mapping[str, Any]) -> str:
 
 def former_hash(container: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
-    free = tuple(f"{key}." for key in (*format_1.FREE, "expected"))
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", *LATER))
     flat = flatten(format_1.with_paths(without_neutral(dict(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)

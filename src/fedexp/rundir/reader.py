@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import PLAIN, VIEWS, file_of, others
+from fedexp.core.views import PLAIN, VALIDATION, VIEWS, file_of, named, views_of
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import contents, files, wholeness
 from fedexp.rundir.contents import Damaged
@@ -120,9 +120,9 @@ class RunDirectory:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """The views of the test set that the run has, the plain one first."""
-        asked = others(self.config.get("test_views") or ())
-        return (PLAIN, *(view for view in others(VIEWS) if view in asked or self.has(file_of(files.CLASSES, view))))
+        """Return the views that the run was evaluated in, the plain one of the test set first."""
+        asked = views_of(self.config)
+        return tuple(view for view in VIEWS if view in asked or self.has(file_of(files.CLASSES, view)))
 
     def has(self, name: str) -> bool:
         """Tell whether there is something of this name, whatever it is."""
@@ -235,22 +235,31 @@ class RunDirectory:
     @cached_property
     def curve(self) -> pd.DataFrame:
         """The rows of `table` whose round was evaluated."""
-        return self.table.dropna(subset="test_accuracy") if "test_accuracy" in self.table else self.table.iloc[:0]
+        return self.table.dropna(subset=name) if (name := self.accuracy_name) else self.table.iloc[:0]
+
+    @property
+    def accuracy_name(self) -> str | None:
+        """Return the column of `table` with the accuracy: on the test set, or on the validation set where the run was
+        evaluated on it alone; None where there is none."""
+        return wholeness.accuracy_column(self.table)
 
     def values(self, column: str) -> list[float]:
         """Return a column of rounds.csv, from round 1 on where it is defined; [] where there is no such column."""
         return self.table[column].dropna().tolist() if column in self.table else []
 
     def accuracy_at(self, round: int) -> float | None:
-        """Return the test accuracy after a round; None where it was not evaluated."""
+        """Return the accuracy after a round; None where it was not evaluated."""
         found = self.curve.loc[self.curve["round"] == round]
-        return float(found["test_accuracy"].iloc[0]) if len(found) else None
+        return float(found[self.accuracy_name].iloc[0]) if len(found) else None
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """Return the first round that reaches a test accuracy; None where none does."""
+        """Return the first round that reaches an accuracy, on the validation set where there is one; None where none
+        does."""
         if not len(self.curve):
             return None
-        rounds, values = self.curve["round"].astype(int).tolist(), self.curve["test_accuracy"].tolist()
+        validation = named("test_accuracy", VALIDATION)
+        column = validation if validation in self.curve else self.accuracy_name
+        rounds, values = self.curve["round"].astype(int).tolist(), self.curve[column].tolist()
         return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
     @property

@@ -28,7 +28,7 @@ from fedexp.rundir.reader import finished_summary
 from fedexp.trackers.base import RunInfo, Tracker
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.replay import final_tables
-from fedexp.training import gpus
+from fedexp.training import extension, gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.deadline import Deadline
 from fedexp.training.experiment import Experiment, Stage, State
@@ -39,6 +39,7 @@ from fedexp.training.provenance import begin_span, environment
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import data_of, draw_missing, result_files, write_results
 from fedexp.training.rounds import run_rounds
+from fedexp.training.stopping import Watch, is_over, why_stopped
 
 log = logging.getLogger("fedexp")
 NEW_LEVELS = 3  # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
@@ -55,6 +56,7 @@ class Job:
     sweep: str | None  # name of the sweep this job belongs to
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
+    watch: Watch | None = None  # of a search, which may end the run
 
 
 def train_run(job: Job) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def train_run(job: Job) -> dict[str, Any]:
         note_beginning(job, built, container, prepared, state, saved)
         info = run_info(job, container, experiment, state)
         recorder, trackers = held.enter_context(recording(job, built, experiment, state, info, saved))
-        run_rounds(experiment, state, recorder, job.deadline)
+        run_rounds(experiment, state, recorder, job.deadline, job.watch)
         summary = summarise(job, built, container, prepared, state, recorder)
         finish_run(job, built, state, summary, trackers, info)
         return summary
@@ -128,13 +130,16 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
         begin_again_where_damaged(job.directory, job.overrides)
     if not resumed and not checkpoint.exists(job.directory):
         return False, None  # a job of a sweep that is new, or that ended before it had anything to resume from
-    check_resume(job.directory, container)
+    check_resume(job.directory, container, alone=job.sweep is None)
     summary = finished_summary(job.directory)
-    if summary is None:
+    if summary is None or not is_over(summary, built.stop, resumed) or extension.asked(job.directory, container):
         return True, None
     if built.settings.figures:
         draw_missing(job.directory, summary)
-    log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
+    if summary["status"] == "stopped":
+        log.info("%s: %s; nothing to do", job.directory, why_stopped(summary))
+    else:
+        log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
         result_table(summary, result_files(job.directory, sorted((job.directory / "figures").glob("*.png"))))
     return False, summary
@@ -159,6 +164,8 @@ def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) ->
     origin.check_data(job.directory, experiment.bench.data)
     check_partition(job.directory, experiment)
     check_begun(job.directory, experiment.cohorts, state.round)
+    if state.status in ("completed", "stopped") and state.round < experiment.rounds:
+        state.status, state.stopped = "running", {}
     return state
 
 
@@ -184,11 +191,17 @@ def note_beginning(
     log.info("hardware: %s", prepared.hardware.sentence())
     begin_span(state, prepared.hardware)
     place_states(experiment, state)
+    (job.directory / files.SUMMARY).unlink(missing_ok=True)  # of a run that is given more rounds
     if saved is None or saved.state is None:
         say_that_it_begins_anew(job.directory, saved, built)
         write_inputs(job, container, experiment)
     else:
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
+        if extension.asked(job.directory, container):
+            for words in extension.notes(job.directory, container, state):
+                log.info("%s", words)
+            write_options(job, container)
+            origin.renew(job.directory, container)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
     origin.note(job.directory, container, experiment.bench.data)
@@ -285,9 +298,13 @@ def check_new(directory: Path) -> None:
         )
 
 
-def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
-    """Make sure that the run there was begun with this configuration."""
-    if differing := origin.differences(directory, read_config(directory), container):
+def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = False) -> None:
+    """Make sure that the run there was begun with this configuration; alone: not as a job of a sweep, so that it may
+    be given more rounds."""
+    differing = origin.differences(directory, read_config(directory), container)
+    if alone and differing and extension.allows(differing):
+        extension.check(directory, read_config(directory), container)
+    elif differing:
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
 
 
@@ -357,12 +374,18 @@ def run_log(directory: Path) -> Iterator[None]:
         handler.close()
 
 
-def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
-    """Write what the run was asked to do and which data each client has."""
+def write_options(job: Job, container: Mapping[str, Any]) -> None:
+    """Write what the run was asked to do."""
     text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
     storage.write_atomically(job.directory / files.CONFIG, text)
-    overrides = yaml.safe_dump(list(job.overrides), allow_unicode=True).encode()
+    typed = [override for override in job.overrides if key_of(override) != "resume"]
+    overrides = yaml.safe_dump(typed, allow_unicode=True).encode()
     storage.write_atomically(job.directory / ".hydra" / "overrides.yaml", overrides)
+
+
+def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
+    """Write what the run was asked to do and which data each client has."""
+    write_options(job, container)
     for name, stage in partition_files(experiment).items():
         partition = stage.partition
         if len(experiment.stages) > 1:
@@ -380,7 +403,7 @@ def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state:
         first_round=state.round,
         classes=experiment.bench.data.classes,
         wandb_id=state.wandb_id,
-        best_accuracy=max((value for number, value in state.accuracy if number >= 1), default=None),
+        best_accuracy=None if state.best is None else state.best[1],
     )
 
 
