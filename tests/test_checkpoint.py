@@ -330,7 +330,7 @@ STRANGE = {  # a checkpoint that loads, and what is said of it
     "round below 0": (put(-1, "round"), "round is not"),
     "seconds not finite": (put(float("nan"), "seconds"), "seconds is not"),
     "unknown status": (put("done", "status"), "status is not"),
-    "completed too early": (put(3, "round"), "completed after round 3|later rounds"),
+    "completed too early": (put(3, "round"), "later rounds|the rounds of accuracy"),
     "a path as a client": (put(1, "clients", "../../x"), "clients is not"),
     "a client that is none": (put(1, "clients", 99), "client 99 of 5"),
     "a length of another file": (put(1, "lengths", "../x.csv"), "lengths is not"),

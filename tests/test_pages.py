@@ -81,7 +81,7 @@ def rows(heading: str) -> dict[str, list[str]]:
 def test_the_table_of_groups_is_complete():
     table = rows("Groups")
     assert set(table) == {f"`{path.name}`" for path in CONF.iterdir() if path.is_dir()} - {
-        f"`{name}`" for name in ("launcher", "sweep", "tuned")
+        f"`{name}`" for name in ("launcher", "sweep", "sweeper", "tuned")
     }
     for group, (options, *_) in table.items():
         if group not in ("`algorithm`", "`experiment`"):  # these have pages of their own

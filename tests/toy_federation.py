@@ -19,7 +19,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import ServerRound
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.core.settings import LocalTraining, Public, Seeds, Settings
+from fedexp.core.settings import NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Validation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
 from fedexp.data.datasets import Dataset
@@ -160,6 +160,7 @@ def make_experiment(
     surrogate: float = 0.0,
     forgetting_metric: Any = None,
     cohorts: Cohorts = SAMPLED,
+    validation: Validation = NONE_HELD_OUT,
     **settings: Any,
 ) -> Experiment:
     """The small federation; `settings` are changes of SETTINGS."""
@@ -185,6 +186,7 @@ def make_experiment(
         public=Public(fraction=public, balanced=True),
         surrogate=unlabelled,
         cohorts=cohorts,
+        validation=validation,
         **groups,
     )
     return prepare(built).experiment

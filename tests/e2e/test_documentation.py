@@ -71,7 +71,7 @@ BEFORE = {
 }
 # How much every run is reduced: one client of five, one epoch, one round.
 FLAGS_OF_SEVERAL = ("fedexp.core.pictures", "fedexp.analysis.paper_table")
-EXTRAS = ("joblib", "slurm", "ray", "dashboard", "safetensors")
+EXTRAS = ("joblib", "slurm", "ray", "dashboard", "safetensors", "optuna")
 REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participation": "0.2", "figures": "false"}
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
@@ -359,12 +359,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reduced(arguments: Sequence[str]) -> list[str]:
     """The same command on small data, one round long."""
     if subcommand(arguments) or any(a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments):
-        return list(arguments)
-    launcher = importlib.util.find_spec("hydra_plugins") is None
+        return [re.sub(r"^rounds=\d+$", "rounds=2", a) for a in arguments]
+    launcher = importlib.util.find_spec("joblib") is None
     kept = [a for a in arguments if not (launcher and a.startswith(("hydra/launcher", "hydra.launcher")))]
     kept = [a for a in kept if a not in ("tracker=none", "--multirun") or (a == "--multirun" and len(kept) > 1)]
     most = "" if "sweep=" in str(kept) or "precision=bf16" in str(kept) else ",[^,]+"  # of a list's values: one, or two
     kept = [re.sub(rf"^((?:seed|algorithm)=[^,]+{most}),.*", r"\1", a) for a in kept]
+    kept = [re.sub(r"(n_trials)=\d+$", r"\1=2", a) for a in kept]
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
     if "profile" in given:

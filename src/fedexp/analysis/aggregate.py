@@ -27,7 +27,8 @@ from fedexp.rundir.sweeps import SweepDirectory
 log = logging.getLogger("fedexp")
 
 VALUES = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", "average_accuracy", "new_task_accuracy",
-          "task_forgetting")  # fmt: skip
+          "task_forgetting", "validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting",
+          "validation_average_accuracy")  # fmt: skip
 ORIGIN = ("diverged", "seeds", "commits", "hardware")  # columns of table.csv that table.md leaves out
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95  # Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
 WHAT_A_IS = (
@@ -174,7 +175,8 @@ def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list
     """Return the parts of a run but for its seed: (data set and partition, algorithm and its options, other
     overrides)."""
     data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
-    changes = [o for o in overrides if not o.startswith(("seed", "hydra.", "tracker", "figures", "test_views", *WHERE))]
+    unsaid = ("seed", "hydra.", "tracker", "figures", "test_views", "evaluate_on", "objective", *WHERE)
+    changes = [o for o in overrides if not o.startswith(unsaid)]
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
     return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
 
@@ -225,11 +227,16 @@ def rounds_to_targets(runs: Sequence[RunDirectory], printed: Mapping[str, float]
         settings.setdefault(setting, {}).setdefault(name, []).append(run)
     rows: list[dict[str, Any]] = []
     for setting, members in settings.items():
-        best = max(run.summary["best_accuracy"] for group in members.values() for run in group)
+        best = max(best_of(run) for group in members.values() for run in group)
         rows += rounds_to_rows("measured", SHARE * best, members)
         if setting in printed:
             rows += rounds_to_rows("printed", printed[setting], members)
     return pd.DataFrame(rows)
+
+
+def best_of(run: RunDirectory) -> float:
+    """Return the best accuracy of a run, on the validation set where there is one."""
+    return float(run.summary.get("validation_best_accuracy", run.summary.get("best_accuracy", 0.0)))
 
 
 def rounds_to_rows(source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from fedexp.analysis.judge import BY_DEFINITION, tolerance, verdict, with_order
 from fedexp.analysis.judge import TOLERANCES as TOLERANCES
 from fedexp.analysis.rules import COLUMNS, PLAIN_LAST, PLAIN_LAST_TEN, Noise, Rule, noise
 from fedexp.analysis.sweep import Block, Sweep, cell_of, protocol_of
+from fedexp.core.views import VALIDATION, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import outdated
@@ -56,10 +57,13 @@ Found = tuple[RunDirectory, Mapping[str, Any]]  # a run of a printed cell, with 
 
 
 def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
-    """Return the first round that reaches a test accuracy; None where none does."""
+    """Return the first round that reaches an accuracy, on the validation set where there is one; None where none
+    does."""
     if not len(run.curve):
         return None
-    rounds, values = run.curve["round"].astype(int).tolist(), run.curve["test_accuracy"].tolist()
+    validation = named("test_accuracy", VALIDATION)
+    column = validation if validation in run.curve else run.accuracy_name
+    rounds, values = run.curve["round"].astype(int).tolist(), run.curve[column].tolist()
     return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
 
@@ -256,7 +260,8 @@ class Context:
                 fedavg += [other] if self.protocol(other) == protocol else []
         if not fedavg:
             return None
-        rounds = rounds_to(run, float(np.mean([other.summary["accuracy"] for other in fedavg])))
+        ends = [other.summary["accuracy" if "accuracy" in other.summary else "validation_accuracy"] for other in fedavg]
+        rounds = rounds_to(run, float(np.mean(ends)))
         if rounds is None:
             return NEVER
         return float(np.mean([other.summary["rounds"] for other in fedavg])) / rounds if speedup else rounds

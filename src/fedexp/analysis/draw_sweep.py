@@ -45,7 +45,9 @@ def curves(setting: "Setting") -> Figure:
     """Draw learning curves: mean over the seeds of each method, in a band of one standard deviation."""
     columns = TASK_CURVES if setting.with_tasks else CURVES
     figure, panels = two_panels("Learning curves: mean ± standard deviation over seeds", setting.title)
-    for axes, (column, label) in zip(panels, columns.items(), strict=True):
+    tested = any(file.has("test_accuracy") for method in setting.methods for file in method.files)
+    for axes, (column, name) in zip(panels, columns.items(), strict=True):
+        label = name if tested else name.replace("test", "validation")
         for number, method in enumerate(setting.methods):
             curve(axes, *method.curve(column), number, f"{method.label}, n={len(method.runs)}")
         if not axes.lines:

@@ -41,6 +41,11 @@ COLUMNS = {  # column -> how it is printed
     "mb_up_per_client": "{:.2f}",
     "mb_down_per_client": "{:.2f}",
 }
+OF_VALIDATION = {  # in a table with runs that were evaluated on a validation set
+    "validation_accuracy": "{:.4f}",
+    "validation_best_accuracy": "{:.4f}",
+    "best_round": "{:.0f}",
+}
 OF_TASKS = ("scenario", "partition")  # these only in a table with runs of continual learning
 
 
@@ -63,7 +68,7 @@ def row(run: RunDirectory) -> dict[str, Any]:
     """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange
     in a round; tasks: how many were learned to their end, 0 without a sequence of tasks."""
     clients = None if run.clients is None else run.clients.groupby("round").size().mean()
-    values = {name: run.summary.get(name) for name in (*COLUMNS, "task_forgetting")}
+    values = {name: run.summary.get(name) for name in (*COLUMNS, *OF_VALIDATION, "task_forgetting")}
     ends = run.summary.get("tasks") or []
     for end in ends:
         values[f"average_task{end['task']}"] = end["average_accuracy"]
@@ -72,7 +77,7 @@ def row(run: RunDirectory) -> dict[str, Any]:
     return values | {
         "tasks": len(ends),
         "overrides": run.overrides,
-        "last5_accuracy": np.mean(run.values("test_accuracy")[-5:] or [np.nan]),
+        "last5_accuracy": np.mean(run.values(run.accuracy_name or "")[-5:] or [np.nan]),
         "seconds_per_round": np.median(run.values("seconds") or [np.nan]),
         **{name: total / clients / 1e6 if clients else np.nan for name, total in sent.items()},
     }
@@ -93,7 +98,7 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return, for each run, the overrides that not all runs on its data set share, without what other columns say."""
     said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
-            "figures", "eval_interval", "test_views", "evaluate", "keep_models")  # fmt: skip
+            "figures", "eval_interval", "test_views", "evaluate", "keep_models", "objective")  # fmt: skip
     own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
     shared: dict[str, set[str]] = {}
     for values, mine in zip(found, own, strict=True):
@@ -166,7 +171,9 @@ def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[
     if not found:
         print(f"fedexp: no finished run below {', '.join(map(str, directories))}", file=sys.stderr)
         return 2
-    forms = columns(max(values["tasks"] for values in found)) | dict.fromkeys(measures, "{:.4f}")
+    forms = columns(max(values["tasks"] for values in found))
+    forms |= {name: form for name, form in OF_VALIDATION.items() if any(values[name] is not None for values in found)}
+    forms |= dict.fromkeys(measures, "{:.4f}")
     for values, text in zip(found, what_differs(found), strict=True):
         values["options"] = text
     if any(values["options"] for values in found):

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedexp.analysis.compare import WHERE
 from fedexp.core.pictures import Pictures
+from fedexp.core.views import VALIDATION, named
 from fedexp.figures import save_all
 from fedexp.figures.load import RunData, load_run
 from fedexp.metrics.forgetting import round_drop
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 # Overrides that do not tell runs apart, and those that the label of a setting says in another way.
 UNSAID = ("seed", "tracker", *WHERE, "figures", "hydra", "data_dir", "checkpoint_interval", "profile",
-          "forgetting_metric", "test_views", "resume")  # fmt: skip
+          "forgetting_metric", "test_views", "evaluate_on", "objective", "resume")  # fmt: skip
 SAID = ("experiment=", "dataset=", "partition=", "algorithm=")
 
 
@@ -50,8 +51,11 @@ class Method:
         return f"{self.name} ({diverged} of {len(self.runs)} diverged)" if diverged else self.name
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv."""
-        points = [dict(zip(*map(np.ndarray.tolist, file.points(column)), strict=True)) for file in self.files]
+        """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv; of its values on the
+        validation set where a run was evaluated on it alone."""
+        names = [column if file.has(column) else named(column, VALIDATION) for file in self.files]
+        found = [file.points(name) for file, name in zip(self.files, names, strict=True)]
+        points = [dict(zip(*map(np.ndarray.tolist, each), strict=True)) for each in found]
         rounds = sorted(set.intersection(*map(set, points)))
         return np.array(rounds), np.array([[each[r] for r in rounds] for each in points])
 

@@ -57,6 +57,8 @@ def sort_out(arguments: list[str]) -> Asked:
     preview = asked["preview"][-1:]
     if preview not in ([], ["true"], ["false"]):
         raise ConfigError(f"preview={preview[0]}: must be true or false")
+    if preview == ["true"] and "hydra/sweeper=optuna" in own:
+        raise ConfigError("preview=true: cannot list the jobs of hydra/sweeper=optuna, which follow from each other")
     budget = read_budget(asked["budget"][-1], own, bool(asked["sweep"])) if asked["budget"] else None
     if not asked["sweep"]:
         return Asked(flags, [own], [], preview == ["true"], budget)

@@ -56,7 +56,8 @@ FLAGS: dict[str, tuple[str, ...] | None] = {  # flag -> values; (): it takes non
     "--config-dir": None,
     "--shell-completion": tuple(f"install={shell}" for shell in SCRIPTS),
 }
-OWN = ("hydra.run.dir", "hydra.sweep.dir", "hydra/launcher")  # of Hydra, what fedexp's users need
+OF_HYDRA = {"hydra/launcher": ("basic", "joblib", "submitit_slurm", "ray"), "hydra/sweeper": ("basic", "optuna")}
+OWN = ("hydra.run.dir", "hydra.sweep.dir", *OF_HYDRA)  # of Hydra, what fedexp's users need
 PATHS = ("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root", "hydra.run.dir", "hydra.sweep.dir")
 ONLY_SWEEP = ("sweep", "preview", "budget")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -121,10 +122,8 @@ def overrides(before: list[str], word: str, folders: list[Path]) -> Iterator[str
         yield from (begin + option for option in list_options(key, folders) if option.startswith(last))
     elif key in PATHS or last.startswith(("/", "./", "../", "~")):
         yield from (begin + path for path in paths(last))
-    elif key == "hydra/launcher":
-        yield from (
-            begin + launcher for launcher in ("basic", "joblib", "submitit_slurm", "ray") if launcher.startswith(last)
-        )
+    elif key in OF_HYDRA:
+        yield from (begin + option for option in OF_HYDRA[key] if option.startswith(last))
     else:
         present: Any = settable(before, folders).get(key, False if key == "preview" else None)
         values = ("true", "false") if isinstance(present, bool) else () if present is None else (as_typed(present),)

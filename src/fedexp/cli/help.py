@@ -33,6 +33,8 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   hardware.workers=2              processes                 hardware.threads=1      CPU threads of each
   figures=false                   no pictures at the end    profile=true            trace of one round
   eval_interval=1                 evaluate every n rounds   test_views=[plain,augmented]   see README
+  validation.fraction=0.1         held out of training      evaluate_on=both        or validation, test
+  stop.patience=10                rounds without progress   stop.minutes=30         then the run is saved
   data_dir=data                   or the variable FEDEXP_DATA; where data sets lie or are downloaded to
   hydra.run.dir=<directory>       where a run is written (default: outputs/<date>/<time>_...)
 """
@@ -87,6 +89,9 @@ def presets_text(conf: Path, extra: list[Path]) -> str:
     lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; the default, basic, runs one after the other")
     for name in list_options("launcher", [conf]):
         lines.append(f"    {name:<20} {description(conf / 'launcher' / f'{name}.yaml')}")
+    lines.append("How the values of options are searched for: hydra/sweeper=<name>; basic runs all combinations")
+    for name in list_options("sweeper", [conf]):
+        lines.append(f"    {name:<20} {description(conf / 'sweeper' / f'{name}.yaml')}")
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import sys
 import time
 import traceback
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp.cli.arguments import config_directories
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     BAD_INPUT,
@@ -22,10 +24,25 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
+from fedexp.core.objective import objective_name, value_of
 from fedexp.core.storage import shorten
 
 if TYPE_CHECKING:
     from fedexp.training.place import Job
+
+
+def run_trial(config: Any, codes: list[int]) -> float | None:
+    """Run one job and return its objective, for sweepers; its exit code is added to `codes`."""
+    from hydra.core.hydra_config import HydraConfig
+
+    codes.append(run_job(config))
+    if (name := objective_name(config)) is None:
+        return None
+    from fedexp.rundir.reader import RunDirectory
+    from fedexp.rundir.sweeps import standing_in
+
+    directory = Path(runtime_of(HydraConfig.get())["output_dir"])
+    return value_of(standing_in(RunDirectory(directory)).summary, name)
 
 
 def run_job(config: Any) -> int:
@@ -46,7 +63,11 @@ def run_job(config: Any) -> int:
     try:
         interrupts.release()
         job.deadline.check_start()
-        train_run(job)
+        summary = train_run(job)
+        if summary.get("status") == "stopped" and job.sweep is None:
+            from fedexp.training.stopping import why_stopped
+
+            print(f"\nThe run {why_stopped(summary)}. Go on with:  {again(job.directory)}", file=sys.stderr)
         return 0
     except BudgetSpent:
         return say_stopped(job.directory)
@@ -64,6 +85,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
 
     from fedexp.cli.budget import deadline_of
     from fedexp.cli.launchers import place_of
+    from fedexp.cli.search import watch_of
     from fedexp.core.former_names import current
     from fedexp.training.place import Job, Place
 
@@ -79,6 +101,7 @@ def job_of(config: Any, hydra_config: Any) -> "Job":
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=place_of(hydra_config.launcher) if in_sweep else Place(),
         deadline=deadline_of(hydra_config),
+        watch=watch_of(hydra_config, config),
     )
 
 
@@ -102,12 +125,18 @@ def say_stopped(directory: Path) -> int:
     return 0
 
 
+def again(directory: Path) -> str:
+    """Return the command that resumes a run: with the user's own groups (`--config-dir`), which it may need."""
+    folders = [f"--config-dir {shlex.quote(str(folder))} " for folder in config_directories(sys.argv[1:])]
+    return f"fedexp {''.join(folders)}resume={shlex.quote(str(shorten(directory)))}"
+
+
 def say_interrupted(directory: Path) -> None:
     """Say how to resume, where there is something to resume from."""
     from fedexp.rundir.checkpoint import kept
 
     if kept(directory) is not None:
-        print(f"\nInterrupted. Go on with:  fedexp resume={shorten(directory)}", file=sys.stderr)
+        print(f"\nInterrupted. Go on with:  {again(directory)}", file=sys.stderr)
     else:
         print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
 
@@ -136,10 +165,10 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
         return say(str(error))
     if isinstance(error, StorageError):
         after = kept(directory)
-        again = "the same command" if in_sweep or after is None else f"fedexp resume={shorten(directory)}"
+        command = "the same command" if in_sweep or after is None else again(directory)
         state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
         record_failure(job, str(error), FAILED, notes)
-        return say(f"the run failed: {error}\n{state} with:  {again}", FAILED)
+        return say(f"the run failed: {error}\n{state} with:  {command}", FAILED)
     where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, notes)
     print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
     return FAILED

@@ -24,7 +24,7 @@ EXTRAS = {
 
 
 def register(conf: Path) -> None:
-    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml.
+    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml, and add the sweepers of conf/sweeper.
 
     They lie there and not in conf/hydra/launcher/, since Hydra would take what the plugin registers under the same name
     for their schema, which it deprecates. What is registered here travels with Hydra to the processes of the jobs.
@@ -40,11 +40,16 @@ def register(conf: Path) -> None:
         with suppress(ConfigLoadError):  # not installed: enough to compose and to preview, see `check_installed`
             ours = OmegaConf.merge(store.load(f"hydra/launcher/{name}.yaml").node, ours)
         store.store(group="hydra/launcher", name=name, node=ours, provider="fedexp")
+    for name in list_options("sweeper", [conf]):
+        ours = OmegaConf.load(conf / "sweeper" / f"{name}.yaml")
+        store.store(group="hydra/sweeper", name=name, node=ours, provider="fedexp")
     OmegaConf.register_new_resolver("fedexp.gpus", count_gpus, replace=True)
 
 
 def check_installed(overrides: Sequence[str]) -> None:
-    """Raise ConfigError where the launcher that is asked for has not been installed."""
+    """Raise ConfigError where the launcher or the sweeper that is asked for has not been installed."""
+    if "hydra/sweeper=optuna" in overrides and not importable("optuna"):
+        raise ConfigError("hydra/sweeper=optuna: is not installed; pip install 'fedexp[optuna]' brings it")
     names = [value for key, _, value in (o.partition("=") for o in overrides) if key == "hydra/launcher"]
     if not names or names[-1] not in EXTRAS:
         return
@@ -69,7 +74,9 @@ def settle(config: DictConfig, jobs: int | None = None) -> int:
     """
     from fedexp.analysis.sweep import expand
 
-    jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if jobs is None else jobs
+    if jobs is None:
+        trials = config.hydra.sweeper.get("n_trials")  # of a search, whose overrides are no list of jobs
+        jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
     added: dict[str, str | int] = {
         "hydra.sweep.dir": str(Path(config.hydra.sweep.dir).absolute()),
         "hydra.output_subdir": "null",

@@ -124,7 +124,7 @@ def run_hydra(arguments: list[str]) -> int:
     import hydra
 
     from fedexp.cli.callbacks import SweepWatch
-    from fedexp.cli.job import run_job
+    from fedexp.cli.job import run_trial
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
     from fedexp.cli.multirun import finish_sweeps, show_preview, within_budget
@@ -154,7 +154,7 @@ def run_hydra(arguments: list[str]) -> int:
                     application = hydra.main(
                         config_path=str(conf_directory()), config_name="config", version_base="1.3"
                     )
-                    application(lambda config: codes.append(run_job(config)))()
+                    application(lambda config: run_trial(config, codes))()
         elsewhere = not codes  # launchers may have used other processes
         codes += finish_sweeps(watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments})
         if queue is not None:

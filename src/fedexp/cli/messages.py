@@ -24,6 +24,9 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     if found := re.search(r"Could not find 'hydra/launcher/([^']+)'", text):
         name, options = found[1], ["basic", *list_options("launcher", [conf])]
         return f"hydra/launcher={name}: no such launcher{nearest(name, options)}; launchers: {', '.join(options)}"
+    if found := re.search(r"Could not find 'hydra/sweeper/([^']+)'", text):
+        name, options = found[1], ["basic", *list_options("sweeper", [conf])]
+        return f"hydra/sweeper={name}: no such sweeper{nearest(name, options)}; sweepers: {', '.join(options)}"
     if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
         group, option = found.groups()
         options = list_options(group, [conf, *extra])

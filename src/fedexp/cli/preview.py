@@ -19,6 +19,7 @@ from fedexp.rundir import files
 from fedexp.rundir.elsewhere import noted
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.wholeness import OVER as OVER
 from fedexp.trackers.progress import duration
 
 # What two runs must share for a round of one to take as long as a round of the other; then what may differ.
@@ -28,7 +29,6 @@ GROWING = (
     *(files.ROUNDS, files.CLIENTS, files.TASKS),
     *(file_of(name, view) for name in (files.CLASSES, files.LOCAL) for view in VIEWS),
 )  # with every round
-OVER = ("completed", "diverged")
 
 
 @dataclass(frozen=True)

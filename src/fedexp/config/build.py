@@ -20,7 +20,7 @@ from fedexp.config.named import OPTIONS, with_named_datasets
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest
 from fedexp.core.pictures import PNG, Pictures, as_node
-from fedexp.core.settings import LocalTraining, Public, Seeds, Settings
+from fedexp.core.settings import NO_STOP, NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Stop, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
@@ -53,6 +53,8 @@ class Built:
     server: ServerOptimizer = NO_SERVER_OPTIMIZER
     public: Public
     surrogate: Surrogate
+    validation: Validation = NONE_HELD_OUT
+    stop: Stop = NO_STOP
     cohorts: Cohorts = SAMPLED
     figures: Pictures = PNG
     dataset: DataSource
@@ -66,7 +68,8 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NODES = {name: FIELDS[name] for name in ("seeds", "local", "server", "public", "surrogate", "cohorts", "figures")}
+NAMES = ("seeds", "local", "server", "public", "surrogate", "validation", "stop", "cohorts", "figures")
+NODES = {name: FIELDS[name] for name in NAMES}
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
 

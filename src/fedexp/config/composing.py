@@ -31,6 +31,7 @@ KNOWN = {
     f"{PLUGINS}_joblib_launcher.joblib_launcher.JoblibLauncher",
     *(f"{PLUGINS}_submitit_launcher.submitit_launcher.{name}Launcher" for name in ("Local", "Slurm")),
     f"{PLUGINS}_ray_launcher.ray_launcher.RayLauncher",
+    "hydra_plugins.fedexp_optuna.OptunaSweeper",
     *("logging.Formatter", "logging.StreamHandler", "logging.FileHandler", "logging.NullHandler"),
     *(f"logging.handlers.{kind}FileHandler" for kind in ("Rotating", "TimedRotating", "Watched")),
     *("rich.logging.RichHandler", "colorlog.ColoredFormatter", "ext://sys.stdout", "ext://sys.stderr"),

@@ -9,7 +9,8 @@ import yaml
 
 from fedexp.core.errors import ConfigError
 
-PRESETS = ("experiment", "launcher", "sweep", "tuned")  # folders of conf/ whose options bring no keys of their own
+# Folders of conf/ whose options bring no keys of their own.
+PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
 ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedexp.core.errors import require, require_choice
-from fedexp.core.views import require_list, require_views
+from fedexp.core.views import EVALUATE_ON, require_list, require_views
 
 GLOBAL, PERSONAL = "global", "personal"  # whose models are tested (`evaluate`)
 
@@ -99,6 +99,43 @@ class Public:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Validation:
+    """The validation set (config node `validation`): training examples that nobody trains on."""
+
+    fraction: float
+    per_client: bool
+
+    def __post_init__(self) -> None:
+        require(0 <= self.fraction < 1, "validation.fraction", self.fraction, "at least 0 and less than 1")
+
+    def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return floor(fraction * count) of the numbers 0 to count - 1, drawn at random, ascending."""
+        return np.sort(rng.choice(count, int(self.fraction * count + 1e-9), replace=False))
+
+
+NONE_HELD_OUT = Validation(fraction=0.0, per_client=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When a run ends before its last round (config node `stop`); None: it does not."""
+
+    patience: int | None
+    metric: str | None
+    minutes: float | None
+
+    def __post_init__(self) -> None:
+        require(self.patience is None or self.patience >= 1, "stop.patience", self.patience, "at least 1, or null")
+        if self.metric is not None:
+            require_choice("stop.metric", self.metric, ("validation_accuracy", "test_accuracy"))
+        good = self.minutes is None or 0 < self.minutes < math.inf
+        require(good, "stop.minutes", self.minutes, "a number of minutes above 0, or null")
+
+
+NO_STOP = Stop(patience=None, metric=None, minutes=None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seeds:
     """Independent seeds (config node `seeds`); each defaults to `seed`."""
 
@@ -132,6 +169,9 @@ class Settings:
     test_views: list[str]
     keep_models: int | None = None  # None: those of the checkpoints alone
     evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # whose models
+    evaluate_on: str | None = None  # None: the validation set where there is one, else the test set
+    objective: str | None = None  # a number of summary.json; None: the validation accuracy, or none
+    objective_direction: str | None = None  # max or min; None: by the name
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer of at least 0")
@@ -149,6 +189,10 @@ class Settings:
                 require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")
         require_views(self.test_views)
         require_subjects(self.evaluate)
+        if self.evaluate_on is not None:
+            require_choice("evaluate_on", self.evaluate_on, EVALUATE_ON)
+        if self.objective_direction is not None:
+            require_choice("objective_direction", self.objective_direction, ("max", "min"))
 
     @property
     def tests_personal(self) -> bool:

@@ -59,6 +59,7 @@ class Partition:
     hash: str
     info: dict[str, Any] = field(default_factory=dict)  # how it was made: scheme, settings, draws, sizes
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # examples of the server, ascending
+    validation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # examples of nobody, ascending
 
     @property
     def sizes(self) -> np.ndarray:
@@ -101,9 +102,16 @@ class Partition:
             info["public_counts"] = np.bincount(labels[public], minlength=num_classes).tolist()
         return replace(Partition.build(parts, labels, num_classes, info), public=public)
 
+    def holding_out(self, validation: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
+        """Return the partition with a validation set (numbers in labels [N]), which the clients do not hold."""
+        parts = [np.setdiff1d(part, validation) for part in self.parts]
+        info = self.info | {"validation_counts": np.bincount(labels[validation], minlength=num_classes).tolist()}
+        rest = Partition.build(parts, labels, num_classes, info)
+        return replace(rest, public=self.public, validation=np.sort(validation))
+
     def save(self, path: Path, classes: Sequence[str]) -> None:
         """Write partition.npz: indices [N], sizes [K], counts [K, C], hash, public [M], classes [C] (names), info
-        (JSON)."""
+        (JSON), and validation [V] where there is such a set."""
         save_npz(
             path,
             indices=np.concatenate(self.parts),
@@ -113,6 +121,7 @@ class Partition:
             public=self.public,
             classes=np.array(classes, dtype=str),
             info=np.array(json.dumps(self.info)),
+            **({"validation": self.validation} if len(self.validation) else {}),
         )
 
     @classmethod
@@ -130,7 +139,8 @@ class Partition:
             raise ConfigError(f"{path}: damaged, its arrays do not belong together ({error})") from error
         if not whole:
             raise ConfigError(f"{path}: damaged, its indices do not match its hash")
-        return cls(parts, arrays["counts"], str(arrays["hash"]), info, arrays.get("public", np.zeros(0, np.int64)))
+        others = [arrays.get(name, np.zeros(0, np.int64)) for name in ("public", "validation")]
+        return cls(parts, arrays["counts"], str(arrays["hash"]), info, *others)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,10 @@ class Data(ABC):
     """int64 [N]: natural client of each training example (LEAF), numbered from 0."""
     test_tasks: torch.Tensor | None = field(default=None, kw_only=True)
     """int64 [M]: task of each test example, from 0, in a scenario of several."""
+    validation: torch.Tensor | None = field(default=None, kw_only=True)
+    """int64 [V]: numbers of the training examples that are the validation set."""
+    validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
+    """int64 [V]: task of each of them, where `test_tasks` is given."""
 
     @property
     def num_classes(self) -> int:
@@ -69,8 +73,14 @@ class Data(ABC):
         are given. Safe under vmap."""
 
     def to(self, device: torch.device | str) -> Self:
-        names = ("x_train", "y_train", "x_test", "y_test", "test_tasks")
+        names = ("x_train", "y_train", "x_test", "y_test", "test_tasks", "validation", "validation_tasks")
         return replace(self, **{k: v.to(device) for k in names if (v := getattr(self, k)) is not None})
+
+    def tested_on_validation(self) -> Self:
+        """Return the data with the validation set in the place of the test set."""
+        assert self.validation is not None, "checked when the run was prepared"
+        x, y = self.x_train[self.validation], self.y_train[self.validation]
+        return replace(self, x_test=x, y_test=y, test_tasks=self.validation_tasks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from fedexp.core import tree
 from fedexp.core.rng import generator_for
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
-from fedexp.core.views import PLAIN
+from fedexp.core.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.data.types import Data, Draws
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
@@ -139,7 +140,7 @@ class ClientRuntime:
     local: LocalTraining
     dtype: torch.dtype
     heads: torch.Tensor | None = None  # int64 [T, C]: see RoundStructure.heads
-    views: tuple[str, ...] = (PLAIN,)  # of the test set, see fedexp.core.views
+    views: tuple[str, ...] = (PLAIN,)  # of what is tested on, see fedexp.core.views
     seed: int = 0  # of the draws of the augmented view
 
     @property
@@ -156,10 +157,18 @@ class ClientRuntime:
         drawn = None if draws is None else draws[index]
         return self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype), self.data.y_test[index]
 
+    def tested_on(self, view: str) -> "ClientRuntime":
+        """Return the bench whose test set is what a view shows: itself, or one with the validation set."""
+        return self._on_validation if view == VALIDATION else self
+
+    @cached_property
+    def _on_validation(self) -> "ClientRuntime":
+        return replace(self, data=self.data.tested_on_validation())
+
     def test_draws(self, view: str, round: int) -> torch.Tensor | None:
         """Return the random numbers of the augmentation for all test examples, int64 [M, D]: the same for every model
-        that is tested in a round, and others in the next one. None for the plain view."""
-        if view == PLAIN:
+        that is tested in a round, and others in the next one. None for any other view."""
+        if view != AUGMENTED:
             return None
         assert self.augmentation is not None, "checked when the run was prepared"
         rng = generator_for(self.seed, "augmented test", round)
@@ -266,9 +275,9 @@ class Engine(ABC):
         the cohort."""
 
     def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
-        """Evaluate the global model on the test set as one of its views shows it in a round."""
+        """Evaluate the global model on what a view shows in a round."""
         bench.net.set_buffers(server["buffers"])
-        return bench.evaluate(server["params"], bench.test_draws(view, round))
+        return bench.tested_on(view).evaluate(server["params"], bench.test_draws(view, round))
 
     def logits(
         self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]

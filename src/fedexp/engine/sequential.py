@@ -100,7 +100,10 @@ def evaluate_trained(
     """Return class-wise right answers of a local model with its own running statistics; int64 [1, C] for each test
     view."""
     bench.net.set_buffers(buffers)
-    correct = {view: bench.evaluate(params, bench.test_draws(view, round)).class_correct[None] for view in bench.views}
+    correct = {
+        view: bench.tested_on(view).evaluate(params, bench.test_draws(view, round)).class_correct[None]
+        for view in bench.views
+    }
     bench.net.set_buffers(server["buffers"])
     bench.net.hold(server["params"])
     return correct

@@ -87,14 +87,13 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield the figures that this run has data for, each to be drawn by a call."""
     from fedexp.figures import draw
 
-    histories = {PLAIN: run.history} | run.others if run.history else {}
+    histories = ({PLAIN: run.history} if run.history else {}) | run.others
     for view, history in histories.items():
         yield f"class_accuracy{suffix(view)}", partial(draw.class_accuracy, run, history, view)
         yield f"class_accuracy_normalised{suffix(view)}", partial(draw.class_accuracy_normalised, run, history, view)
-    if run.tasks is not None:
-        for view, tasks in ({PLAIN: run.tasks} | run.other_tasks).items():
-            yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)
-    if run.has("test_accuracy"):
+    for view, tasks in (({PLAIN: run.tasks} if run.tasks else {}) | run.other_tasks).items():
+        yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)
+    if run.has("test_accuracy") or run.has("validation_accuracy"):
         yield "curves", partial(draw.curves, run)
     if run.has("train_loss") or run.has("test_loss"):
         yield "loss", partial(draw.loss, run)

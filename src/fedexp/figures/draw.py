@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from fedexp.core.views import PLAIN
+from fedexp.core.views import PLAIN, VALIDATION, named
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     BLUE,
@@ -89,13 +89,18 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
 
 
 def curves(run: RunData) -> Figure:
-    """Test accuracy with its best round and the targets, above forgetting (F of FedNTD Eq. 5, round forgetting)."""
+    """Accuracy with its best round and the targets, above forgetting (F of FedNTD Eq. 5, round forgetting). The best
+    round and those that reach a target are of the validation set where there is one."""
     figure, (above, below) = _figure(run, "Accuracy and forgetting of the global model", 5.6, rows=2)
-    rounds, accuracy = run.points("test_accuracy")
-    line(above, rounds, accuracy, BLUE, "test accuracy")
+    on = "test" if run.has("test_accuracy") else VALIDATION
+    rounds, accuracy = run.points(f"{on}_accuracy")
+    line(above, rounds, accuracy, BLUE, f"{on} accuracy")
     second = run.points("test_accuracy_augmented")
     if second[0].size:
         line(above, *second, GREEN, "the same, augmented\ntest images")
+    if on == "test" and run.has("validation_accuracy"):
+        rounds, accuracy = run.points("validation_accuracy")
+        line(above, rounds, accuracy, GREY, "validation accuracy")
     best = int(np.argmax(accuracy))
     label = f"best: {accuracy[best]:.3f}, round {rounds[best]:.0f}"
     above.plot(rounds[best], accuracy[best], "*", color=ORANGE, markersize=11, label=label, clip_on=False, zorder=3)
@@ -103,10 +108,14 @@ def curves(run: RunData) -> Figure:
         when = "never" if crossed is None else f"round {crossed}"
         above.axhline(float(target), color=GREY, linewidth=0.8, linestyle="--", label=f"target {target}: {when}")
     above.set_ylim(0, 1.06 * max(accuracy.max(), *run.targets, 1e-3))
-    above.set_ylabel("test accuracy")
-    line(below, *run.points("round_forgetting"), BLUE, "round forgetting", faint=True)
-    line(below, *run.points("local_round_forgetting"), GREEN, "local round forgetting,\nmean of clients", faint=True)
-    line(below, *run.points("forgetting"), ORANGE, "forgetting F (BwT)")
+    above.set_ylabel(f"{on} accuracy")
+    view = PLAIN if on == "test" else VALIDATION
+    for name, colour, label, faint in (
+        ("round_forgetting", BLUE, "round forgetting", True),
+        ("local_round_forgetting", GREEN, "local round forgetting,\nmean of clients", True),
+        ("forgetting", ORANGE, "forgetting F (BwT)", False),
+    ):
+        line(below, *run.points(named(name, view)), colour, label, faint=faint)
     line(below, *run.points("forgetting_augmented"), GREY, "forgetting F, augmented\ntest images")
     below.set_ylabel("forgetting")
     if not below.lines:
@@ -118,9 +127,10 @@ def curves(run: RunData) -> Figure:
 def loss(run: RunData) -> Figure:
     """Training loss of the clients and test loss of the global model."""
     figure, (axes,) = _figure(run, "Loss", 3.6)
-    series = [run.points("train_loss"), run.points("test_loss")]
+    series = [run.points(f"{name}_loss") for name in ("train", "test", VALIDATION)]
     line(axes, *series[0], BLUE, "train loss,\nmean of clients")
     line(axes, *series[1], ORANGE, "test loss")
+    line(axes, *series[2], GREEN, "validation loss")
     values = np.concatenate([v for _, v in series])
     if values.min() > 0 and values.max() > 50 * values.min():
         axes.set_yscale("log")
@@ -182,7 +192,7 @@ def round_picture(history: History) -> np.ndarray:
 
 def _of(view: str) -> str:
     """Return what a title adds for a view of the test set."""
-    return "" if view == PLAIN else f", {view} test images"
+    return {PLAIN: "", VALIDATION: ", validation set"}.get(view, f", {view} test images")
 
 
 def _figure(

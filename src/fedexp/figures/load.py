@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import PLAIN, VIEWS, file_of, others, suffix
+from fedexp.core.views import PLAIN, VIEWS, file_of, named, others
 from fedexp.data.partition import Partition, later_partitions, load_npz
 from fedexp.metrics.history import History, load_history
 from fedexp.rundir import contents, files
@@ -85,10 +85,9 @@ def load_run(
         other_tasks = {view: each.upto(last) for view, each in other_tasks.items()}
     else:
         summary = run.summary if summary is None else summary
-        drawable = arrays and run.has(files.CLASSES)
-        history = load_history(run_dir) if drawable else None
-        there = [view for view in others(VIEWS) if run.has(file_of(files.CLASSES, view))]
-        further = {view: load_history(run_dir, view) for view in there if drawable}
+        there = [view for view in VIEWS if arrays and run.has(file_of(files.CLASSES, view))]
+        further = {view: load_history(run_dir, view) for view in there}
+        history = further.pop(PLAIN, None)
     require_readable(run)
     return RunData(
         title=describe(config, summary, config.get("choices") or {}),
@@ -119,8 +118,8 @@ def require_readable(run: RunDirectory) -> None:
 
 
 def tasks_of(run: RunDirectory, view: str = PLAIN) -> TaskFile | None:
-    """Return tasks.csv; None when it is missing, has no row or lacks this view of the test set."""
-    name = f"accuracy{suffix(view)}"
+    """Return tasks.csv; None when it is missing, has no row or lacks this view."""
+    name = named("accuracy", view)
     if run.tasks is None or name not in run.tasks:
         return None
     keys = ("round", "task", "evaluated_task")

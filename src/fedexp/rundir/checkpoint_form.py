@@ -16,7 +16,7 @@ from fedexp.core.views import PLAIN, VIEWS
 from fedexp.rundir import files
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
-STATUSES = ("running", "completed", "diverged")
+STATUSES = ("running", "completed", "diverged", "stopped")
 
 
 def is_count(value: Any) -> bool:
@@ -75,6 +75,7 @@ FORM: Mapping[str, Callable[[Any], bool]] = {
 }
 OPTIONAL: Mapping[str, Callable[[Any], bool]] = {  # what older checkpoints lack
     "checksums": is_dict(lambda key: is_text(key) and key in files.TABLES, is_count),
+    "first_view": lambda value: is_text(value) and value in VIEWS,
     "views": is_dict(
         lambda view: view in VIEWS and view != PLAIN,
         lambda tested: (
@@ -107,5 +108,6 @@ def check_form(path: Path, state: Any) -> None:
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return view of the test set -> what a checkpoint has of it; the plain one stands in the checkpoint itself."""
-    return {PLAIN: state} | state.get("views", {})
+    """Return view -> what a checkpoint has of it; the first one stands in the checkpoint itself. Older checkpoints have
+    the plain one alone."""
+    return {state.get("first_view", PLAIN): state} | state.get("views", {})

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from fedexp.core import storage
-from fedexp.core.views import PLAIN
+from fedexp.core.views import PLAIN, views_of
 from fedexp.rundir import contents, files
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory, finished_summary
@@ -25,11 +25,6 @@ def exact(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for configurations with the same result. The only place that says when two runs are
     the same."""
     return fingerprint(config)
-
-
-def views_of(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the test views of a configuration; one from before there were any has the plain one."""
-    return frozenset(config.get("test_views") or (PLAIN,))
 
 
 def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
@@ -55,8 +50,9 @@ def finished_runs(directory: Path) -> Iterator[Path]:
         names.sort()
         if files.CONFIG in found:
             names.clear()
-            if RunDirectory(Path(folder)).over:
-                yield Path(folder)
+            run = RunDirectory(Path(folder))
+            if run.over and (run.summary.get("stopped") or {}).get("by", "patience") == "patience":
+                yield Path(folder)  # what ended another stopped run is no part of its configuration
 
 
 def config_of(directory: Path) -> dict[str, Any]:
@@ -69,10 +65,10 @@ def complete(directory: Path, config: Mapping[str, Any]) -> Path | None:
 
     It may have more test views, or test personal models too, since that changes no number of the others, but never
     less."""
-    wanted, views, subjects = exact(config), views_of(config), subjects_of(config)
+    wanted, views, subjects = exact(config), {*views_of(config)}, subjects_of(config)
     for other in finished_runs(directory):
         found = config_of(other) if other != directory.absolute() else {}
-        if not found or not (views_of(found) >= views and subjects_of(found) >= subjects):
+        if not found or not ({*views_of(found)} >= views and subjects_of(found) >= subjects):
             continue
         if finished_summary(other) is None:
             continue

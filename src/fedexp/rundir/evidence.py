@@ -36,7 +36,7 @@ FOLDER, SUFFIX = "runs", ".json.xz"
 LIMIT = 2**28  # bytes that a file may unpack to
 LARGEST = 20_000  # test examples of a class
 TABLES = (files.ROUNDS, files.TASKS, *(file_of(files.CLASSES, view) for view in VIEWS))
-PHASES, LOSSES = re.compile(r".*(_seconds|_per_second)"), re.compile(r"(train|test)_loss")
+PHASES, LOSSES = re.compile(r".*(_seconds|_per_second)"), re.compile(r"(train|test|validation)_loss")
 NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # the run of another sweep: ../../<sweep>/<run>
 LEFT_OUT = ("checkpoint", "figures", "wandb", "*.log", ".lock", ".owner.json", "*.tmp")
 

@@ -18,10 +18,12 @@ FORMAT = 2  # of fingerprints
 OWN = "fedexp."
 
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
+LATER = ("stop.minutes", "objective", "objective_direction")  # likewise; format 1 did not know them
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
     "revisions",  # which `with_revisions` puts into the parts that they are of
     "keep_models",
+    *LATER,
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
     "hardware.jobs_per_gpu",
 )
@@ -33,6 +35,11 @@ FILES = ("partition.path", "cohorts.path", "model.weights")
 NEUTRAL = {
     "test_views": ["plain"],
     "evaluate": ["global"],
+    "validation.fraction": 0.0,
+    "validation.per_client": False,
+    "evaluate_on": None,
+    "stop.patience": None,
+    "stop.metric": None,
     "cohorts.path": None,
     "model.weights": None,
     "local.schedule": "exponential",
@@ -175,9 +182,8 @@ def short_hash(container: Mapping[str, Any]) -> str:
 
 def former_hash(container: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
-    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions"))
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions", "keep_models", *LATER))
     flat = flatten(format_1.with_paths(without_neutral(with_revisions(container))))
-    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "keep_models"))
     flat = flatten(format_1.with_paths(without_neutral(dict(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)

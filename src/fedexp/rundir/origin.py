@@ -37,6 +37,13 @@ def note(directory: Path, container: Mapping[str, Any], data: Data) -> None:
     storage.write_json(directory / NAME, found | {"directory": str(Path.cwd())})
 
 
+def renew(directory: Path, container: Mapping[str, Any]) -> None:
+    """Note the fingerprint of a run that was given other options which a resume may change."""
+    found = read(directory)
+    marks = mapping_of(found, "marks") or data_marks(container)
+    storage.write_json(directory / NAME, found | {"fingerprint": fingerprint(container, marks)})
+
+
 def read(directory: Path) -> dict[str, Any]:
     """Return the content of the file; {} where there is none that can be read."""
     try:

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.former_names import FORMER, current
-from fedexp.core.views import PLAIN, VIEWS, file_of, others
+from fedexp.core.views import PLAIN, VIEWS, file_of, views_of
 from fedexp.rundir import contents, files, wholeness
 from fedexp.rundir.contents import Damaged
 from fedexp.rundir.lock import is_occupied
@@ -122,9 +122,9 @@ class RunDirectory:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """The views of the test set that the run has, the plain one first."""
-        asked = others(self.config.get("test_views") or ())
-        return (PLAIN, *(view for view in others(VIEWS) if view in asked or self.has(file_of(files.CLASSES, view))))
+        """Return the views that the run was evaluated in, the plain one of the test set first."""
+        asked = views_of(self.config)
+        return tuple(view for view in VIEWS if view in asked or self.has(file_of(files.CLASSES, view)))
 
     def has(self, name: str) -> bool:
         """Tell whether there is something of this name, whatever it is."""
@@ -237,16 +237,22 @@ class RunDirectory:
     @cached_property
     def curve(self) -> pd.DataFrame:
         """The rows of `table` whose round was evaluated."""
-        return self.table.dropna(subset="test_accuracy") if "test_accuracy" in self.table else self.table.iloc[:0]
+        return self.table.dropna(subset=name) if (name := self.accuracy_name) else self.table.iloc[:0]
+
+    @property
+    def accuracy_name(self) -> str | None:
+        """Return the column of `table` with the accuracy: on the test set, or on the validation set where the run was
+        evaluated on it alone; None where there is none."""
+        return wholeness.accuracy_column(self.table)
 
     def values(self, column: str) -> list[float]:
         """Return a column of rounds.csv, from round 1 on where it is defined; [] where there is no such column."""
         return self.table[column].dropna().tolist() if column in self.table else []
 
     def accuracy_at(self, round: int) -> float | None:
-        """Return the test accuracy after a round; None where it was not evaluated."""
+        """Return the accuracy after a round; None where it was not evaluated."""
         found = self.curve.loc[self.curve["round"] == round]
-        return float(found["test_accuracy"].iloc[0]) if len(found) else None
+        return float(found[self.accuracy_name].iloc[0]) if len(found) else None
 
     @property
     def last_round(self) -> int | None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.core.views import VIEWS, suffix
+from fedexp.core.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, named
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OVER = ("completed", "diverged")  # status of a run that has come to its end
+OVER = ("completed", "diverged", "stopped")  # status of a run that has come to its end, or to that it was given
 STATUSES = (*OVER, "failed")
 
 
@@ -74,8 +74,8 @@ def numbers_of_layers(value: Any) -> bool:
 SHARES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy", "personal_accuracy")
 NUMBERS = ("forgetting", "round_forgetting", "task_forgetting", "personal_forgetting")
 SUMMARY: Mapping[str, Callable[[Any], bool]] = {
-    **{f"{name}{suffix(view)}": or_none(is_share) for name in SHARES for view in VIEWS},
-    **{f"{name}{suffix(view)}": or_none(is_number) for name in NUMBERS for view in VIEWS},
+    **{named(name, view): or_none(is_share) for name in SHARES for view in VIEWS},
+    **{named(name, view): or_none(is_number) for name in NUMBERS for view in VIEWS},
     **dict.fromkeys(("algorithm", "dataset"), is_text),
     **dict.fromkeys(("scenario", "partition", "model", "commit", "sweep"), or_none(is_text)),
     **dict.fromkeys(("seconds", "train_samples_per_second"), or_none(is_number)),
@@ -83,12 +83,16 @@ SUMMARY: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("data", "peak_memory"), or_none(numbers_by_name)),
     "seed": or_none(is_seed),
     "rounds": is_count,
+    "best_round": or_none(is_count),
+    "stopped": is_mapping,
     "tasks": or_none(ends_of_tasks),
     "alignment": or_none(numbers_of_layers),
     "accuracy": is_share,
     "best_accuracy": is_share,
 }
-REQUIRED = ("algorithm", "dataset", "rounds", "accuracy", "best_accuracy")  # of a run that is over
+REQUIRED = ("algorithm", "dataset", "rounds")  # of a run that is over
+RESULTS = ("accuracy", "best_accuracy")  # likewise, on the test set or on the validation set
+ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))  # columns of rounds.csv, of which it has one
 LAST_KEY = "choices"  # of config.yaml
 CONFIG: Mapping[str, Callable[[Any], bool]] = {
     "choices": is_mapping,
@@ -97,7 +101,9 @@ CONFIG: Mapping[str, Callable[[Any], bool]] = {
     "rounds": or_none(is_count),
     "num_clients": or_none(is_count),
     "targets": or_none(lambda value: isinstance(value, list) and all(map(is_number, value))),
-    "test_views": or_none(lambda value: isinstance(value, list) and all(view in VIEWS for view in value)),
+    "test_views": or_none(lambda value: isinstance(value, list) and all(view in TEST_VIEWS for view in value)),
+    "validation": or_none(is_mapping),
+    "evaluate_on": or_none(lambda value: value in EVALUATE_ON),
 }
 
 
@@ -118,6 +124,8 @@ def check_summary(summary: Mapping[str, Any]) -> str:
 def check_results(summary: Mapping[str, Any]) -> str:
     """Return what the summary of a run that is over lacks."""
     lacks = [name for name in REQUIRED if name not in summary]
+    if named("accuracy", VALIDATION) not in summary:
+        lacks += [name for name in RESULTS if name not in summary]
     return f"lacks {', '.join(lacks)}" if lacks else ""
 
 
@@ -140,9 +148,15 @@ def check_table(table: pd.DataFrame) -> str:
     return ""
 
 
+def accuracy_column(table: pd.DataFrame) -> str | None:
+    """Return the column of rounds.csv with the accuracy of the model, on the test set where it was evaluated there;
+    None where there is none."""
+    return next((name for name in ACCURACIES if name in table), None)
+
+
 def check_rounds(table: pd.DataFrame, last: int | None) -> str:
     """Return what is wrong with rounds.csv of a run whose summary has `last` as its last round, or None."""
-    if "test_accuracy" not in table:
+    if accuracy_column(table) is None:
         return "has no column test_accuracy"
     if problem := check_table(table):
         return problem
@@ -157,7 +171,7 @@ def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:
     evaluated."""
     if problem := check_table(table):
         return problem
-    evaluated = rounds["round"][rounds["test_accuracy"].notna()]
+    evaluated = rounds["round"][rounds[accuracy_column(rounds)].notna()]
     if missing := sorted({*evaluated.tolist()} - {*table["round"].tolist()}):
         return f"lacks round {missing[0]:.0f}, which was evaluated"
     sizes = table.groupby("round").size()

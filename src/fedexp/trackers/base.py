@@ -58,9 +58,9 @@ class RoundRecord:
 
     round: int
     values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
-    class_accuracy: np.ndarray | None  # [C], nan for a class without test examples; None: not evaluated
+    class_accuracy: np.ndarray | None  # [C] on the test set, nan for a class without examples; None: not evaluated
     history: "History | None" = None  # all class accuracies up to this round; to be read at once, since it goes on
-    others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view of the test set
+    others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view
 
 
 class Tracker:

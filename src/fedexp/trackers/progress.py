@@ -34,6 +34,7 @@ TASK_ROWS = {  # of a run in continual learning
     "task forgetting": "task_forgetting",
 }
 COLOURS = {"running": "cyan", "completed": "green", "diverged": "red", "failed": "red", "interrupted": "yellow"}
+COLOURS["stopped"] = "yellow"
 
 
 @contextmanager
@@ -78,7 +79,7 @@ class Progress(Tracker):
     def log_round(self, record: RoundRecord) -> None:
         self._round = record.round
         self._values |= {k: v for k, v in record.values.items() if v is not None}
-        accuracy, seconds = record.values.get("test_accuracy"), record.values.get("seconds")
+        accuracy, seconds = record.values.get(self._chooses(record.values)), record.values.get("seconds")
         if accuracy is not None:
             self._best = max(accuracy, self._best or 0.0)
         if seconds is not None and record.round > 0:  # round 0 only evaluates
@@ -87,6 +88,11 @@ class Progress(Tracker):
         log.info("%s", line)
         if self._live is None and (self._first_line or record.round % self._every == 0 or record.round == self._total):
             self._print_line(line)
+
+    @staticmethod
+    def _chooses(values: Mapping[str, Any]) -> str:
+        """Return the column whose best value is shown."""
+        return "validation_accuracy" if "validation_accuracy" in values else "test_accuracy"
 
     def finish(self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]) -> None:
         self._status = str(summary.get("status", "completed"))
@@ -131,12 +137,17 @@ class Progress(Tracker):
         known = self._values
         trained = known.get("train_loss")  # not of the initial model
         average = known.get("average_accuracy")
+        if trained is None and "test_loss" not in known:
+            loss = ("validation loss {:.3g}", known.get("validation_loss"))
+        else:
+            loss = ("test loss {:.3g}", known.get("test_loss")) if trained is None else ("train loss {:.3g}", trained)
         shown = [
             ("accuracy {:.4f}", known.get("test_accuracy")),
+            ("validation {:.4f}", known.get("validation_accuracy")),
             # In continual learning the average of the learned ones takes the place of the best: a terminal is 80 wide.
             ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
-            ("forgetting {:.3f}", known.get("forgetting")),
-            ("train loss {:.3g}", trained) if trained is not None else ("test loss {:.3g}", known.get("test_loss")),
+            ("forgetting {:.3f}", known.get("forgetting", known.get("validation_forgetting"))),
+            loss,
         ]
         return [text.format(value) for text, value in shown if value is not None]
 
@@ -167,7 +178,8 @@ def write_line(text: str, console: Console) -> None:
 def result_line(name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None) -> None:
     """Return the result of a run in one line, for runs among others."""
     rows = dict(_result_rows(summary))
-    values = [f"{key} {rows[key]}" for key in ("accuracy", "forgetting", "time")]
+    shown = ("accuracy", "forgetting") if "accuracy" in summary else ("validation accuracy", "validation forgetting")
+    values = [f"{key} {rows[key]}" for key in (*shown, "time") if key in rows]
     line = "  ".join([name, rows["status"], *values, str(display_path(directory))])
     write_line(line, console or Console(highlight=False))
 
@@ -201,6 +213,10 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     seconds = summary.get("seconds")
     tasks = [(name, key) for name, key in TASK_ROWS.items() if key in summary]
     second = [(f"{name}, augmented", f"{name}_augmented") for name in ("accuracy", "forgetting")]
+    held_out = ("validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting")
+    second += [(name.replace("_", " "), name) for name in held_out]
+    tested = "validation_accuracy" not in summary or "accuracy" in summary
+    tests = ("accuracy", "best_accuracy", "forgetting", "round_forgetting") if tested else ()
     targets = summary.get("rounds_to_target") or {}
     return [
         ("algorithm", str(summary.get("algorithm", "-"))),
@@ -208,11 +224,8 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("status", str(summary.get("status", "-"))),
         ("rounds", number("rounds", "d")),
         ("seed", number("seed", "d")),
-        ("accuracy", number("accuracy", ".4f")),
-        ("best accuracy", number("best_accuracy", ".4f")),
-        ("forgetting", number("forgetting", ".4f")),
-        ("round forgetting", number("round_forgetting", ".4f")),
-        *((name, number(key, ".4f")) for name, key in second if key in summary),
+        *((name.replace("_", " "), number(name, ".4f")) for name in tests),
+        *((name, number(key, "d" if key == "best_round" else ".4f")) for name, key in second if key in summary),
         *((name, number(key, ".4f")) for name, key in tasks),
         ("rounds to target", ", ".join(f"{k}: {'never' if v is None else v}" for k, v in targets.items()) or "-"),
         ("time", "-" if seconds is None else duration(seconds)),

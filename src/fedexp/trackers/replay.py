@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import Pictures, picture_files
-from fedexp.core.views import VIEWS, file_of, others
+from fedexp.core.views import PLAIN, VIEWS, file_of
 from fedexp.data.partition import later_partitions
 from fedexp.figures import make_figures
 from fedexp.metrics.history import load_history
@@ -56,15 +56,15 @@ def info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
 
 def records(run: RunDirectory) -> Iterator[RoundRecord]:
     """Yield what a tracker is told of each round. Raises ConfigError where a file is damaged."""
-    history = load_history(run.directory)
-    further = {view: load_history(run.directory, view) for view in others(run.config.get("test_views") or ())}
-    accuracy = dict(zip(history.rounds, history.class_accuracy, strict=True))
+    further = {view: load_history(run.directory, view) for view in run.views}
+    tests = further.pop(PLAIN, None)
+    accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
     assert run.rounds is not None  # of a run that is over
     for row in run.rounds.to_dict("records"):
         here = int(row.pop("round"))
         values = {str(name): number(value) for name, value in row.items()}
         views = {view: each.upto(here) for view, each in further.items()}
-        yield RoundRecord(here, values, accuracy.get(here), history.upto(here), views)
+        yield RoundRecord(here, values, accuracy.get(here), None if tests is None else tests.upto(here), views)
 
 
 def figures_of(run: RunDirectory) -> list[Path]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fedexp.core.views import PLAIN, VIEWS, others, suffix
+from fedexp.core.views import AUGMENTED, PLAIN, VALIDATION, VIEWS, suffix
 
 NAMES = {  # column of rounds.csv -> section/name; of others see metric_name
     "test_accuracy": "test/accuracy",
@@ -33,8 +33,11 @@ SUMMARIES = {
     "test/*": "max,last",
     "test/loss": "min,last",
     "test/loss_augmented": "min,last",
+    "validation/*": "max,last",
+    "validation/loss": "min,last",
     "class/*": "max,last",
     "class_augmented/*": "max,last",
+    "class_validation/*": "max,last",
     "forgetting/*": "mean,last",
     "local/*": None,
     "local/train_loss": "min,last",
@@ -47,9 +50,11 @@ SUMMARIES = {
 
 def metric_name(column: str) -> str:
     """Return W&B's name of a column of rounds.csv. An unknown one is a forgetting metric's: only these add any."""
-    for view in others(VIEWS):
-        if column.endswith(suffix(view)):
-            return metric_name(column.removesuffix(suffix(view))) + suffix(view)
+    if column.endswith(end := suffix(AUGMENTED)):
+        return metric_name(column.removesuffix(end)) + end
+    if column.startswith(start := f"{VALIDATION}_"):
+        rest = column.removeprefix(start)
+        return f"{VALIDATION}/{rest}" if rest in ("accuracy", "loss") else metric_name(rest) + suffix(VALIDATION)
     if column in NAMES:
         return NAMES[column]
     if column.endswith("_seconds"):

@@ -191,11 +191,13 @@ class WandbTracker(Tracker):
     def _log_round(self, record: RoundRecord) -> None:
         row: dict[str, Any] = {"round": record.round}
         row |= {metric_name(column): value for column, value in record.values.items() if value is not None}
+        others = {v: each for v, each in record.others.items() if each.rounds[-1:] == [record.round]}
+        views = {v: each.class_accuracy[-1] for v, each in others.items()}
         if record.class_accuracy is not None:
-            views = {PLAIN: record.class_accuracy} | {v: each.class_accuracy[-1] for v, each in record.others.items()}
-            for view, values in views.items():
-                accuracy = zip(self._info.classes, values.tolist(), strict=True)
-                row |= {class_metric(name, view): value for name, value in accuracy if not math.isnan(value)}
+            views = {PLAIN: record.class_accuracy} | views
+        for view, values in views.items():
+            accuracy = zip(self._info.classes, values.tolist(), strict=True)
+            row |= {class_metric(name, view): value for name, value in accuracy if not math.isnan(value)}
         row |= self._interim_images(record)
         # The round is W&B's step too: what a resumed run repeats is dropped by W&B instead of logged twice.
         self._run.log(row, step=record.round, commit=True)

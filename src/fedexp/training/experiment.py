@@ -12,19 +12,20 @@ from fedexp.algorithms.interfaces import Federation, PublicData
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import Seeds, Settings
+from fedexp.core.settings import NO_STOP, Seeds, Settings, Stop
 from fedexp.core.tree import Params, Tree
-from fedexp.core.views import PLAIN
+from fedexp.core.views import PLAIN, choosing
 from fedexp.data.partition import Partition
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir import files
+from fedexp.rundir.checkpoint_form import by_view
 from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
 # Of what a checkpoint holds.
-NOT_OF_THE_STATE = ("format", "lengths", "checksums", "views", "history", "accuracy", "tasks")
+NOT_OF_THE_STATE = ("format", "lengths", "checksums", "views", "first_view", "history", "accuracy", "tasks")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Experiment:
     cohorts: Rounds | None = None  # who takes part in which round; None: drawn by seeds.sampling
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
     left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
+    stop: Stop = NO_STOP
 
     @property
     def rounds(self) -> int:
@@ -112,13 +114,14 @@ class State:
     """The state after a whole round."""
 
     server: Tree
-    tested: dict[str, Tested]  # test view -> results, the plain view first
+    tested: dict[str, Tested]  # view -> results, in the order of ClientRuntime.views
     round: int = 0
     clients: ClientStates = field(default_factory=ClientStates)  # of those that keep something and took part
     examples: int = 0  # trained on by clients so far
     train_seconds: float = 0.0
     seconds: float = 0.0
-    status: str = "running"  # running | completed | diverged
+    status: str = "running"  # running | completed | diverged | stopped
+    stopped: dict[str, Any] = field(default_factory=dict)  # of a run that was stopped: `by` what, and the value of that
     not_finite: list[int] = field(default_factory=list)  # of a run that has diverged: the clients it began with
     wandb_id: str | None = None
     spans: list[dict[str, Any]] = field(default_factory=list)  # `first` round of each, and with what it was computed
@@ -126,24 +129,33 @@ class State:
 
     @property
     def history(self) -> History:
-        """Return the history of the plain view."""
-        return self.tested[PLAIN].history
+        """Return the history of the first view."""
+        return next(iter(self.tested.values())).history
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
-        """Return the accuracy in the plain view."""
-        return self.tested[PLAIN].accuracy
+        """Return the accuracy in the first view."""
+        return next(iter(self.tested.values())).accuracy
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Return the first round of the highest accuracy in the view that chooses, and that accuracy; None before one
+        was evaluated. The initial model does not count."""
+        found = [each for each in self.tested[choosing(tuple(self.tested))].accuracy if each[0] >= 1]
+        return max(found, key=lambda each: each[1], default=None)
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Return the state as tensors, numbers and strings only, so that it loads with weights_only=True. versions: of
         the client states, which have files of their own."""
         names = ("round", "examples", "train_seconds", "seconds", "status", "not_finite", "wandb_id", "spans")
         views = {view: tested.to_tree() for view, tested in self.tested.items()}
+        first = next(iter(views))
         return {name: getattr(self, name) for name in names} | {
             "format": CHECKPOINT_FORMAT,
             "server": self.server,
             "clients": versions,
-            **views.pop(PLAIN),
+            **views.pop(first),
+            **({} if first == PLAIN else {"first_view": first}),
             "views": views,
             "alignment": self.alignment,
         }
@@ -154,7 +166,7 @@ class State:
         if saved.get("format") != CHECKPOINT_FORMAT:
             raise ConfigError(f"checkpoint: format {saved.get('format')}, this fedexp reads {CHECKPOINT_FORMAT}")
         values: dict[str, Any] = {k: v for k, v in saved.items() if k not in NOT_OF_THE_STATE}
-        tested = {PLAIN: saved} | saved.get("views", {})  # which older checkpoints lack
+        tested = by_view(saved)
         values["server"] = to(values["server"], device)
         values["clients"] = ClientStates(directory / files.CLIENT_STATES, saved["clients"])
         return cls(tested={view: Tested.from_tree(each) for view, each in tested.items()}, **values)

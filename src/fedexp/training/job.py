@@ -62,7 +62,7 @@ def train_run(job: Job) -> dict[str, Any]:
         note_beginning(job, built, container, prepared, state, saved)
         info = run_info(job, container, experiment, state)
         recorder, trackers = held.enter_context(recording(job, built, experiment, state, info, saved))
-        run_rounds(experiment, state, recorder, job.deadline)
+        run_rounds(experiment, state, recorder, job.deadline, job.watch)
         summary = summarise(job, built, container, prepared, state, recorder)
         finish_run(job, built, state, summary, trackers, info)
         return summary
@@ -141,7 +141,7 @@ def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state:
         first_round=state.round,
         classes=experiment.bench.data.classes,
         wandb_id=state.wandb_id,
-        best_accuracy=max((value for number, value in state.accuracy if number >= 1), default=None),
+        best_accuracy=None if state.best is None else state.best[1],
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from fedexp.config.build import Built
+from fedexp.config.overrides import key_of
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree
 from fedexp.core.errors import ConfigError
@@ -17,6 +18,7 @@ from fedexp.data.partition import task_partition
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt
+from fedexp.training import extension
 from fedexp.training.experiment import Experiment, Stage, State
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
@@ -60,6 +62,7 @@ def note_beginning(
         log.warning("hardware.precision=bf16: %s", slow)
     begin_span(state, prepared.hardware)
     place_states(experiment, state)
+    (job.directory / files.SUMMARY).unlink(missing_ok=True)  # of a run that is given more rounds
     if saved is None or saved.state is None:
         say_that_it_begins_anew(job.directory, saved, built)
         write_inputs(job, container, experiment)
@@ -67,6 +70,11 @@ def note_beginning(
             log.warning("partition=%s: %s", job.choices["partition"], remark)
     else:
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
+        if extension.asked(job.directory, container):
+            for words in extension.notes(job.directory, container, state):
+                log.info("%s", words)
+            write_options(job, container)
+            origin.renew(job.directory, container)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
     origin.note(job.directory, container, experiment.bench.data)
@@ -104,12 +112,18 @@ def place_states(experiment: Experiment, state: State) -> None:
         log.info("%s", sentence)
 
 
-def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
-    """Write what the run was asked to do and which data each client has."""
+def write_options(job: Job, container: Mapping[str, Any]) -> None:
+    """Write what the run was asked to do."""
     text = yaml.safe_dump(dict(container), sort_keys=False, allow_unicode=True).encode()
     storage.write_atomically(job.directory / files.CONFIG, text)
-    overrides = yaml.safe_dump(list(job.overrides), allow_unicode=True).encode()
+    typed = [override for override in job.overrides if key_of(override) != "resume"]
+    overrides = yaml.safe_dump(typed, allow_unicode=True).encode()
     storage.write_atomically(job.directory / ".hydra" / "overrides.yaml", overrides)
+
+
+def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
+    """Write what the run was asked to do and which data each client has."""
+    write_options(job, container)
     for name, stage in partition_files(experiment).items():
         partition = stage.partition
         if len(experiment.stages) > 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fedexp.training.deadline import Deadline
+from fedexp.training.stopping import Watch
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,4 @@ class Job:
     sweep: str | None  # name of the sweep this job belongs to
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
+    watch: Watch | None = None  # of a search, which may end the run

@@ -11,9 +11,10 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError, require_choice
+from fedexp.core.objective import check_objective
 from fedexp.core.rng import generator_for, torch_seed
-from fedexp.core.settings import LocalTraining
-from fedexp.core.views import AUGMENTED
+from fedexp.core.settings import LocalTraining, Validation
+from fedexp.core.views import AUGMENTED, TEST, evaluated
 from fedexp.data.partition import IID, Partition, make_partition
 from fedexp.data.replay import buffers
 from fedexp.data.surrogate import Shards
@@ -24,8 +25,10 @@ from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_room, seeded_torch, trainable
 from fedexp.engine.schedule import left_out
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
+from fedexp.metrics.history import History
 from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
+from fedexp.training import stopping
 from fedexp.training.experiment import Experiment, Stage
 from fedexp.training.model_fit import check_reads, making
 from fedexp.training.personal import has_personal_models
@@ -74,7 +77,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         local=replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train))),
         dtype=hardware.dtype,
         heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
-        views=tuple(settings.test_views),
+        views=evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0),
         seed=built.seeds.training,
     )
     check_reads(model, bench)
@@ -93,6 +96,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         mixes_examples=model.mixes_examples,
         cohorts=cohorts,
         server_optimizer=built.server,
+        stop=built.stop,
         left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
         if model.mixes_examples
         else {},
@@ -149,6 +153,9 @@ def check(built: Built, metrics: Metrics) -> None:
         )
     check_task(built)
     check_views(built)
+    check_validation(built)
+    check_stop(built)
+    check_goal(built, metrics)
     if algorithm.needs.public and not built.public.fraction:
         raise ConfigError(
             f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
@@ -182,6 +189,42 @@ def check_views(built: Built) -> None:
     else:
         return
     raise ConfigError(f"test_views=[{','.join(settings.test_views)}]: there is no augmented view, {why}")
+
+
+def check_validation(built: Built) -> None:
+    """Raise ConfigError where the validation set cannot be, or is asked for and not there."""
+    fraction, on = built.validation.fraction, built.settings.evaluate_on
+    if on not in (None, TEST) and not fraction:
+        raise ConfigError(f"evaluate_on={on}: there is no validation set; validation.fraction=0.1 holds one out")
+    if fraction and built.partition.numbers_all and not built.validation.per_client:
+        raise ConfigError(
+            f"validation.fraction={fraction}: with partition=file, whose numbers count all training examples, the "
+            "validation set is drawn of the clients' examples: validation.per_client=true"
+        )
+
+
+def check_goal(built: Built, metrics: Metrics) -> None:
+    """Raise ConfigError where the run will not have the number that `objective` names."""
+    settings = built.settings
+    if settings.objective is not None:
+        views = evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0)
+        empty = History(np.zeros((1, 1), np.int64))
+        check_objective(settings.objective, views, metrics.summary(empty))
+
+
+def check_stop(built: Built) -> None:
+    """Raise ConfigError where the accuracy that a patience is about is not measured."""
+    if built.stop.patience is None:
+        return
+    settings, view = built.settings, stopping.view_of(built.stop)
+    if view not in evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0):
+        asked = f"stop.patience={built.stop.patience}"
+        if built.stop.metric is None:
+            raise ConfigError(
+                f"{asked}: needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy uses the test "
+                "set instead"
+            )
+        raise ConfigError(f"{asked} stop.metric={built.stop.metric}: the run is not evaluated on it (evaluate_on=both)")
 
 
 def check_task(built: Built) -> None:
@@ -281,13 +324,15 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     shards = Shards((), unlabelled)
     if len(unlabelled):
         shards = built.surrogate.deal(unlabelled, built.settings.num_clients, generator_for(seed, "surrogate"))
-    parts = []
+    parts, held_out = [], []
     for number, task in enumerate(tasks):
         # The first task's generators are those of a run without tasks.
         partition = partition_of(built, data, task, (number,) if number else ())
         labels = data.y_train.numpy()
         own = np.full_like(labels, -1)
         own[task.train] = labels[task.train]
+        own[partition.validation] = -1
+        held_out.append(partition.validation)
         federation = Federation(
             parts=partition.parts,
             counts=partition.counts,
@@ -300,7 +345,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             unlabelled=unlabelled,
         )
         parts.append(Division(partition, federation, shards.server if len(unlabelled) else unlabelled))
-    return data, with_replay(built, parts)
+    return with_validation(data, held_out), with_replay(built, parts)
 
 
 def with_replay(built: Built, parts: list[Division]) -> list[Division]:
@@ -323,6 +368,16 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
     return made
 
 
+def with_validation(data: Data, held_out: Sequence[np.ndarray]) -> Data:
+    """Return the data with the validation set of all tasks. held_out: numbers of the training examples of each."""
+    numbers = np.concatenate(held_out)
+    if not len(numbers):
+        return data
+    tasks = np.repeat(np.arange(len(held_out)), [len(each) for each in held_out])
+    of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
+    return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
+
+
 def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
     """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew."""
     seed, settings = built.seeds.partition, built.settings
@@ -330,13 +385,34 @@ def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> 
     kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
     if kept is not None:
         numbers = numbers[kept]
+    validation = built.validation
+    central = np.zeros(0, np.int64)
+    if validation.fraction and not validation.per_client:
+        chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
+        central, numbers = numbers[chosen], np.delete(numbers, chosen)
     labels = np.searchsorted(task.classes, data.y_train.numpy()[numbers])
     public = built.public.split(labels, len(task.classes), generator_for(seed, "public", *key))
     if built.public.fraction and not len(public):
         raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
     owners = None if data.owners is None else data.owners[numbers]
     partition = make_partition(partitioner, labels, len(task.classes), settings.num_clients, rng, owners, public)
-    return partition.among(numbers, data.y_train.numpy(), data.num_classes)
+    partition = partition.among(numbers, data.y_train.numpy(), data.num_classes)
+    if not validation.fraction:
+        return partition
+    held_out = of_clients(validation, partition, seed, key) if validation.per_client else central
+    if not len(held_out):
+        whose = "each client's examples" if validation.per_client else f"{len(numbers)} training examples"
+        raise ConfigError(f"validation.fraction={validation.fraction}: less than one of {whose}")
+    return partition.holding_out(held_out, data.y_train.numpy(), data.num_classes)
+
+
+def of_clients(validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]) -> np.ndarray:
+    """Return the numbers of the validation examples where each client gives some of its own."""
+    chosen = [
+        part[validation.choose(len(part), generator_for(seed, "validation", *key, client))]
+        for client, part in enumerate(partition.parts)
+    ]
+    return np.concatenate(chosen)
 
 
 def augmentation_of(dataset: DataSource, wanted: bool) -> Draws | None:

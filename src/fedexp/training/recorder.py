@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedexp.core.tree import Tree
-from fedexp.core.views import PLAIN, file_of, others, suffixed
+from fedexp.core.views import PLAIN, VALIDATION, all_named, choosing, file_of, named, others
 from fedexp.engine.base import Cohort, Evaluation
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.metrics.targets import rounds_to_target
@@ -59,8 +59,8 @@ class RoundResult:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """Return the evaluation in the plain view."""
-        return self.evaluations.get(PLAIN)
+        """Return the evaluation in the first view; None where the round was not evaluated."""
+        return next(iter(self.evaluations.values()), None)
 
 
 class Recorder:
@@ -75,12 +75,14 @@ class Recorder:
         classes = [file_of(files.CLASSES, view) for view in self.views]
         names = (files.ROUNDS, *classes, files.CLIENTS, *((files.TASKS,) if experiment.has_tasks else ()))
         self.files = csv_files.RunFiles(directory, names, lengths)
-        data = experiment.bench.data
         self.writing_seconds = 0.0  # since the last row
         self._saved_at, self._saving_seconds = time.perf_counter(), 0.0  # the last checkpoint: its end, what it took
-        self.totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
-        tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
-        self.task_totals = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
+        self.totals, self.task_totals = {}, {}  # of each view: examples of each class and of each task
+        for view in self.views:
+            data = experiment.bench.tested_on(view).data
+            self.totals[view] = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+            tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
+            self.task_totals[view] = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
 
     def record_initial(self, state: State, evaluations: Mapping[str, Evaluation]) -> None:
         """Record round 0: the initial model, in each test view."""
@@ -109,7 +111,7 @@ class Recorder:
             for view, accuracy in result.personal.items():
                 state.tested[view].history.add_personal(result.round, accuracy)
             for view, correct in (result.local_class_correct or {}).items():
-                local = class_accuracy(correct.cpu().numpy(), self.totals)
+                local = class_accuracy(correct.cpu().numpy(), self.totals[view])
                 state.tested[view].history.add_local(result.round, np.array(result.cohort.clients), local)
             self._update_status(state, result)
             values = {
@@ -133,6 +135,12 @@ class Recorder:
         interval = self.experiment.settings.keep_models
         if interval is not None and state.round % interval == 0:
             kept_models.save(self.directory, state.round, state.server)
+
+    def stop(self, state: State, why: Mapping[str, Any]) -> None:
+        """End the run after a round that has been recorded. why: see `State.stopped`."""
+        with uninterrupted():
+            state.status, state.stopped = "stopped", dict(why)
+            self.save_checkpoint(state)
 
     def save_checkpoint(self, state: State) -> None:
         """Save the state together with the lengths and checksums of the files that belong to it."""
@@ -169,10 +177,10 @@ class Recorder:
     def _add_evaluations(self, state: State, number: int, evaluations: Mapping[str, Evaluation]) -> None:
         for view, evaluation in evaluations.items():
             tested, correct = state.tested[view], evaluation.class_correct.cpu().numpy()
-            tested.history.add(number, class_accuracy(correct, self.totals))
-            tested.accuracy.append((number, overall_accuracy(correct, self.totals)))
+            tested.history.add(number, class_accuracy(correct, self.totals[view]))
+            tested.accuracy.append((number, overall_accuracy(correct, self.totals[view])))
             if self.experiment.has_tasks:
-                right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals)
+                right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals[view])
                 tested.tasks.append((number, right.tolist()))
 
     def learned(self, number: int) -> int:
@@ -192,23 +200,25 @@ class Recorder:
             self._write_classes(state, number)
             self._write_tasks(state, number)
         tested = {view: self._view_values(state.tested[view], evaluations.get(view)) for view in self.views}
-        first = tested[PLAIN]
-        row: dict[str, Any] = {"round": number} | {name: first.pop(name) for name in ("test_accuracy", "test_loss")}
+        view, first = self.views[0], tested[self.views[0]]
+        row: dict[str, Any] = {"round": number}
+        row |= {named(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
         row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
         row |= {"task": self.learned(number)} if self.experiment.has_tasks else {}
         for view, columns in tested.items():
-            row |= suffixed(columns, view)
+            row |= all_named(columns, view)
         row |= {name: values.get(name) for name in TAIL}
         self.files.append(files.ROUNDS, [row])
-        per_class = state.history.class_accuracy[-1] if evaluations else None
+        tests = state.tested[PLAIN].history if PLAIN in state.tested else None
+        per_class = tests.class_accuracy[-1] if evaluations and tests is not None else None
         shown = {name: plain(value) for name, value in row.items() if name != "round"}
         further = {view: state.tested[view].history for view in others(self.views)}
-        record = RoundRecord(number, shown, per_class, state.history, further)
+        record = RoundRecord(number, shown, per_class, tests, further)
         for tracker in self.trackers:
             tracker.log_round(record)
 
     def _view_values(self, tested: Tested, evaluation: Evaluation | None) -> dict[str, Any]:
-        """Return the columns of rounds.csv that a test view has; all None where the round was not evaluated."""
+        """Return the columns of rounds.csv that a view has; all None where the round was not evaluated."""
         values: dict[str, Any] = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
         if self.experiment.has_tasks:
             values |= self.task_history(tested).values()
@@ -216,7 +226,7 @@ class Recorder:
         return dict.fromkeys(values) if evaluation is None else values | {"test_loss": float(evaluation.loss)}
 
     def _write_classes(self, state: State, number: int) -> None:
-        """Write the rows of class_accuracy.csv, and of the file of each further test view."""
+        """Write the rows of class_accuracy.csv, and of the file of each further view."""
         for view in self.views:
             per_class = state.tested[view].history.class_accuracy[-1].tolist()
             rows = ({"round": number, "class": c, "accuracy": a} for c, a in enumerate(per_class))
@@ -227,15 +237,15 @@ class Recorder:
         if not self.experiment.has_tasks:
             return
         row = {"round": number, "task": self.learned(number)}
-        found = [suffixed({"accuracy": state.tested[view].tasks[-1][1]}, view) for view in self.views]
+        found = [all_named({"accuracy": state.tested[view].tasks[-1][1]}, view) for view in self.views]
         columns = {name: values for each in found for name, values in each.items()}
-        rows = ({name: values[s] for name, values in columns.items()} for s in range(len(self.task_totals)))
+        rows = ({name: values[s] for name, values in columns.items()} for s in range(len(self.experiment.stages)))
         self.files.append(files.TASKS, (row | {"evaluated_task": s} | each for s, each in enumerate(rows, 1)))
 
     def _write_clients(self, state: State, result: RoundResult) -> None:
         local: dict[str, np.ndarray] = {}
         for view in result.local_class_correct or ():
-            local |= suffixed(self.experiment.metrics.client_values(state.tested[view].history), view)
+            local |= all_named(self.experiment.metrics.client_values(state.tested[view].history), view)
         parts = self.experiment.stage_of(result.round).federation.parts
         rows = []
         for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
@@ -250,30 +260,37 @@ class Recorder:
     def summary(self, state: State) -> dict[str, Any]:
         """Return the result part of summary.json."""
         speed = state.examples / state.train_seconds if state.train_seconds else None
-        first = self._view_summary(state.tested[PLAIN])
-        reached = first.pop("rounds_to_target")
-        further = [suffixed(self._view_summary(state.tested[view]), view) for view in others(self.views)]
+        validated = VALIDATION in self.views
+        best = state.best[0] if validated and state.best is not None else None
+        views = {view: self._view_summary(state.tested[view], best) for view in self.views}
+        targets = {view: values.pop("rounds_to_target") for view, values in views.items()}
+        reached = targets.pop(choosing(self.views))
+        first, *further = (all_named(values, view) for view, values in views.items())
         return {
             **first,
+            **({"best_round": best} if validated else {}),
             **({"alignment": state.alignment} if state.alignment else {}),
             "rounds_to_target": reached,
             **{name: value for values in further for name, value in values.items()},
+            **{named("rounds_to_target", view): each for view, each in targets.items() if not validated},
             "rounds": state.round,
             **({"left_out": self.experiment.left_out} if self.experiment.left_out else {}),
+            **({"stopped": state.stopped} if state.status == "stopped" else {}),
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             **({"hint": hint} if (hint := self.hint(state)) else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,
         }
 
-    def _view_summary(self, tested: Tested) -> dict[str, Any]:
-        """Return what summary.json says of a test view."""
+    def _view_summary(self, tested: Tested, best: int | None) -> dict[str, Any]:
+        """Return what summary.json says of a view. best: the round that the validation set has chosen; None: the best
+        of this view is its highest accuracy."""
         settings, last = self.experiment.settings, tested.accuracy[-1][1]
         trained = [(number, value) for number, value in tested.accuracy if number >= 1]
         rounds, values = [number for number, _ in trained], [value for _, value in trained]
         return {
             "accuracy": last,
-            "best_accuracy": max(values, default=last),
+            "best_accuracy": max(values, default=last) if best is None else dict(trained)[best],
             **{k: plain(v) for k, v in self.experiment.metrics.summary(tested.history).items()},
             **(self.task_history(tested).summary() if self.experiment.has_tasks else {}),
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
@@ -282,7 +299,7 @@ class Recorder:
     def hint(self, state: State) -> str:
         """Return what the algorithm says of a run that diverged or never was twice as good as chance."""
         best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
-        failed = state.status == "diverged" or best * len(self.totals) < 2
+        failed = state.status == "diverged" or best * self.experiment.bench.data.num_classes < 2
         return self.experiment.algorithm.hint if failed else ""
 
     def close(self) -> None:

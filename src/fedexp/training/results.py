@@ -74,6 +74,7 @@ def data_of(experiment: "Experiment") -> dict[str, int]:
     return {
         "train": int(torch.isin(data.y_train, learned).sum()),
         "test": int(torch.isin(data.y_test, learned).sum()),
+        **({} if data.validation is None else {"validation": len(data.validation)}),
         "classes": len(learned),
         "clients": federation.num_clients,
     }

@@ -21,11 +21,13 @@ from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.mending import begin_again_where_damaged
 from fedexp.rundir.reader import finished_summary
 from fedexp.trackers.progress import result_table
+from fedexp.training import extension
 from fedexp.training.experiment import Experiment, State
 from fedexp.training.opening import partition_files
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.results import draw_missing, result_files
+from fedexp.training.stopping import is_over, why_stopped
 
 log = logging.getLogger("fedexp")
 
@@ -50,13 +52,16 @@ def find_start(job: Job, built: Built, container: Mapping[str, Any]) -> tuple[bo
         begin_again_where_damaged(job.directory, job.overrides)
     if not resumed and not checkpoint.exists(job.directory):
         return False, None  # a job of a sweep that is new, or that ended before it had anything to resume from
-    check_resume(job.directory, container)
+    check_resume(job.directory, container, alone=job.sweep is None)
     summary = finished_summary(job.directory)
-    if summary is None:
+    if summary is None or not is_over(summary, built.stop, resumed) or extension.asked(job.directory, container):
         return True, None
     if built.figures.draw:
         draw_missing(job.directory, summary)
-    log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
+    if summary["status"] == "stopped":
+        log.info("%s: %s; nothing to do", job.directory, why_stopped(summary))
+    else:
+        log.info("%s is complete (%d rounds); nothing to do", job.directory, summary["rounds"])
     if job.sweep is None:
         result_table(summary, result_files(job.directory, picture_files(job.directory / "figures")))
     return False, summary
@@ -81,6 +86,8 @@ def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) ->
     origin.check_data(job.directory, experiment.bench.data)
     check_partition(job.directory, experiment)
     check_begun(job.directory, experiment.cohorts, state.round)
+    if state.status in ("completed", "stopped") and state.round < experiment.rounds:
+        state.status, state.stopped = "running", {}
     return state
 
 
@@ -91,9 +98,13 @@ def check_new(directory: Path) -> None:
         )
 
 
-def check_resume(directory: Path, container: Mapping[str, Any]) -> None:
-    """Make sure that the run there was begun with this configuration."""
-    if differing := origin.differences(directory, read_config(directory), container):
+def check_resume(directory: Path, container: Mapping[str, Any], alone: bool = False) -> None:
+    """Make sure that the run there was begun with this configuration; alone: not as a job of a sweep, so that it may
+    be given more rounds."""
+    differing = origin.differences(directory, read_config(directory), container)
+    if alone and differing and extension.allows(differing):
+        extension.check(directory, read_config(directory), container)
+    elif differing:
         raise ConfigError(f"resume={directory}: the run there has another configuration:\n  " + "\n  ".join(differing))
 
 

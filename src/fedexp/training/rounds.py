@@ -21,17 +21,28 @@ from fedexp.training.neurons import local_models, measure
 from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, RoundResult
+from fedexp.training.stopping import Stopping, Watch
 
 
-def run_rounds(experiment: Experiment, state: State, recorder: Recorder, deadline: Deadline | None = None) -> State:
-    """Run from the state's round to the last one. Interrupted, it saves the state after the last whole round; so it
-    does, and raises BudgetSpent, before a round that would not be saved by the deadline."""
+def run_rounds(
+    experiment: Experiment,
+    state: State,
+    recorder: Recorder,
+    deadline: Deadline | None = None,
+    watch: Watch | None = None,
+) -> State:
+    """Run from the state's round to the last one, or until `stop` or `watch` ends it. Interrupted, it saves the state
+    after the last whole round; so it does, and raises BudgetSpent, before a round that would not be saved by the
+    deadline."""
     settings, first, deadline = experiment.settings, state.round + 1, deadline or Deadline()
     recent = deque([state.seconds / state.round] if state.round else [deadline.needed], maxlen=3)  # seconds of rounds
+    stopping = Stopping(experiment, watch, recorder.summary)
     profiled_round = min(first + 1, experiment.rounds) if settings.profile else None  # the first one warms up
     try:
         if not state.accuracy:
             recorder.record_initial(state, evaluate(experiment, state.server, 0))
+        if state.status == "running" and stopping.out_of_patience(state):  # it was resumed and stays so
+            recorder.stop(state, stopping.reason(state, 0.0))
         while state.status == "running":
             number, start = state.round + 1, time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
@@ -39,6 +50,8 @@ def run_rounds(experiment: Experiment, state: State, recorder: Recorder, deadlin
                 result = play_round(experiment, state)
             recorder.record_round(state, result)
             recent.append(time.perf_counter() - start)
+            if state.status == "running" and (why := stopping.reason(state, max(recent))):
+                recorder.stop(state, why)
     except (KeyboardInterrupt, BudgetSpent):
         recorder.save_checkpoint(state)
         raise
@@ -123,7 +136,8 @@ def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[Coho
     if not experiment.metrics.needs_neurons:
         return []
     found = [local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)) for each in done]
-    return measure(experiment.bench, model_of(before), model_of(after), next(filter(None, reversed(found)), []))
+    bench = experiment.bench.tested_on(experiment.bench.views[0])
+    return measure(bench, model_of(before), model_of(after), next(filter(None, reversed(found)), []))
 
 
 def model_of(server: Tree) -> Tree:

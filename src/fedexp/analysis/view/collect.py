@@ -17,13 +17,13 @@ from fedexp.analysis import aggregate, compare, layout
 from fedexp.analysis.claims import of_text
 from fedexp.analysis.paper_table import natural
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.core.views import AUGMENTED, suffix
+from fedexp.core.views import AUGMENTED, PLAIN, file_of, suffix
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
-EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.CLASSES, files.PARTITION)
+EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.PARTITION)  # and class accuracies
 MOST_POINTS = 300  # of a curve
 MOST_CELLS = 12_000  # of a heat map
 LEVELS = 250  # of a heat map between 0 and 1; the byte 255 stands for undefined
@@ -131,7 +131,7 @@ def distinct(settings: Sequence[Sequence[str] | None]) -> list[str | None]:
 
 def describe(run: RunDirectory, pools: Mapping[str, Pool]) -> dict[str, Any]:
     """Describe one run without its setting, method and configuration."""
-    classes, augmented = run.class_accuracy(), run.class_accuracy(AUGMENTED)
+    classes, augmented = run.class_accuracy(next(iter(run.views), PLAIN)), run.class_accuracy(AUGMENTED)
     report = error_of(run)
     return {
         "seed": run.config.get("seed", run.summary.get("seed")),
@@ -150,7 +150,8 @@ def problems_of(run: RunDirectory) -> list[str]:
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
     if run.status != "failed":  # it may not have begun
-        found |= {name: f"{name}: is missing" for name in EXPECTED if not run.has(name)}
+        expected = (*EXPECTED, *(file_of(files.CLASSES, view) for view in run.views))
+        found |= {name: f"{name}: is missing" for name in expected if not run.has(name)}
     return list(found.values())
 
 

@@ -466,14 +466,16 @@ const searchable = data.runs.map((run, i) => [run.name, run.status, data.methods
 
 function drawRuns() {
   const column = (name) => numberCells(data.runs.map((run) => run.summary[name]));
-  const numbers = ["accuracy", "best_accuracy", "forgetting", "rounds", "seconds"].map(column);
+  const names = { accuracy: "accuracy", best_accuracy: "best", validation_accuracy: "validation", forgetting: "forgetting", rounds: "rounds", seconds: "seconds" };
+  if (!data.runs.some((run) => "validation_accuracy" in run.summary)) delete names.validation_accuracy;
+  const numbers = Object.keys(names).map(column);
   const rows = data.runs.map((run, i) => ({ index: i, cells: [
     { text: run.name, class: "long", node: make("button", { type: "button", class: "link", onclick: (event) => { event.stopPropagation(); details(i); } }, run.name) },
     { text: run.status, node: [chip(run.status), run.problems.length ? make("span", { class: "chip failed", title: run.problems.join("\n") }, plural(run.problems.length, "file problem")) : null].filter(Boolean) },
     { text: data.methods[run.method] ?? "–" }, { text: data.settings[run.setting] ?? "–", class: "long" },
     { text: number(run.seed), value: typeof run.seed === "number" ? run.seed : null }, ...numbers.map((cells) => cells[i]),
   ] }));
-  $("#runs .scroll").replaceChildren(table(["run", "status", "method", "setting", "seed", "accuracy", "best", "forgetting", "rounds", "seconds"], rows, { onpick: (row) => details(row.index) }));
+  $("#runs .scroll").replaceChildren(table(["run", "status", "method", "setting", "seed", ...Object.values(names)], rows, { onpick: (row) => details(row.index) }));
   const filter = () => {
     const wanted = $("#find").value.toLowerCase().split(/\s+/).filter(Boolean);
     let count = 0;

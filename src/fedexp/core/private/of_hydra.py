@@ -62,6 +62,13 @@ def parse_flags(arguments: list[str]) -> None:
     parser.parse_args(arguments)
 
 
+def parse_overrides(arguments: list[str]) -> list[Any]:
+    """Return what Hydra reads in overrides."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_overrides(arguments)
+
+
 def is_empty(node: Any) -> bool:
     """Return whether a node is None or `???`."""
     return node is None or node._is_none() or node._is_missing()

@@ -92,10 +92,11 @@ class Distributed(Engine):
 
     def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
         self._prepare(bench, server)
-        count = min(dist.get_world_size(), bench.evaluation_batches)
-        edges = [bench.evaluation_batches * i // count for i in range(count + 1)]
+        tested = bench.tested_on(view)
+        count = min(dist.get_world_size(), tested.evaluation_batches)
+        edges = [tested.evaluation_batches * i // count for i in range(count + 1)]
         parts = self._ask([Evaluate(range(*edge), view, round) for edge in pairwise(edges)])
-        return bench.combine([replace(part, **move(vars(part), bench.device)) for part in parts])
+        return tested.combine([replace(part, **move(vars(part), bench.device)) for part in parts])
 
     def close(self) -> None:
         self._own, self._published = None, None

@@ -88,7 +88,7 @@ class Worker:
             case Evaluate(batches, view, number):
                 self.bench.net.set_buffers(self.server["buffers"])
                 draws = self.bench.test_draws(view, number)
-                return self.bench.evaluate_batches(self.server["params"], batches, draws)
+                return self.bench.tested_on(view).evaluate_batches(self.server["params"], batches, draws)
             case Ask(model, numbers):
                 return self.bench.logits(move(model, self.device), numbers)
             case hardware:

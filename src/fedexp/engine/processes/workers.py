@@ -106,15 +106,16 @@ class Workers(Engine):
         return gather.result(parallel=min(len(self.hardware), len(orders)))
 
     def evaluate(self, bench: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0) -> Evaluation:
-        count = min(len(self.hardware), bench.evaluation_batches)
-        edges = [bench.evaluation_batches * i // count for i in range(count + 1)]
+        tested = bench.tested_on(view)
+        count = min(len(self.hardware), tested.evaluation_batches)
+        edges = [tested.evaluation_batches * i // count for i in range(count + 1)]
         pieces = [range(*edge) for edge in pairwise(edges)]
         name = "evaluating the global model"
         orders = [Order(name, Evaluate(piece, view, round), [i]) for i, piece in enumerate(pieces)]
         parts: list[PartialEvaluation] = [None] * count  # type: ignore[list-item]
         for order, answer in self._do(bench, server, orders):
             parts[order.positions[0]] = PartialEvaluation(*move(tuple(vars(answer).values()), bench.device))
-        return bench.combine(parts)
+        return tested.combine(parts)
 
     def logits(
         self, bench: ClientRuntime, models: Sequence[Params], numbers: Sequence[torch.Tensor]

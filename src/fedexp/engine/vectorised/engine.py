@@ -71,7 +71,8 @@ class Vectorised(Engine):
                 if evaluate_local:
                     before = moment(job.bench.device)
                     draws = {view: job.bench.test_draws(view, cohort.round) for view in job.bench.views}
-                    correct = {view: evaluate_together(job, clients.frame.params, each) for view, each in draws.items()}
+                    shown = {view: replace(job, bench=job.bench.tested_on(view)) for view in draws}
+                    correct = {v: evaluate_together(shown[v], clients.frame.params, draws[v]) for v in draws}
                     part = replace(part, class_correct=correct)
                     evaluations.append((before, moment(job.bench.device)))
                 gather.add(positions, part)

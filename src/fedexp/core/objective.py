@@ -1,0 +1,50 @@
+"""The objective of a run: the one number of summary.json that a search makes large or small (`objective`)."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.views import PLAIN, VALIDATION, VIEWS, named, views_of
+
+DEFAULT = named("accuracy", VALIDATION)
+MEASURES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy", "forgetting", "round_forgetting",
+            "task_forgetting")  # fmt: skip
+RAISED = ("accuracy", "samples_per_second")  # in the names of what is better when it is larger
+OTHERS = ("seconds", "train_samples_per_second", "best_round")
+
+
+def objective_name(config: Mapping[str, Any]) -> str | None:
+    """Return the key of summary.json that `objective` names: null stands for the validation accuracy, where the run is
+    evaluated on a validation set, and else for none."""
+    name = config.get("objective")
+    if name is None:
+        return DEFAULT if VALIDATION in views_of(config) else None
+    return str(name)
+
+
+def direction_of(name: str, asked: str | None) -> str:
+    """Return max or min: as asked for, or by the name."""
+    return asked or ("max" if any(word in name for word in RAISED) else "min")
+
+
+def value_of(summary: Mapping[str, Any], name: str) -> float | None:
+    """Return the value of an objective; None where the summary has no finite number of this name."""
+    value = summary.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> None:
+    """Raise ConfigError where summary.json of a run that is evaluated in these views has no such number.
+
+    further: names of what metrics of forgetting add."""
+    names = [*MEASURES, *further]
+    here = [*(named(each, view) for view in views for each in names), *OTHERS]
+    if name in here:
+        return
+    elsewhere = [view for view in VIEWS if name in {named(each, view) for each in names}]
+    if elsewhere:
+        need = "evaluate_on=both" if elsewhere[0] == PLAIN else "a validation set (validation.fraction=0.1), or a view"
+        raise ConfigError(f"objective={name}: the run is not evaluated there; it needs {need}")
+    raise ConfigError(f"objective={name}: no such number in summary.json{nearest(name, here)}; there are: "
+                      f"{', '.join(here)}")  # fmt: skip

@@ -1,0 +1,79 @@
+"""The end of a run before its last round: its patience or its minutes are over, or a search has no more use for it.
+
+What ended it stands in the state and in summary.json (`stopped`: `by`, and the value of the option). Such a run is
+over, as the options ask for; a command that asks for more goes on with it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedexp.core.settings import Stop
+from fedexp.core.views import PLAIN, VALIDATION
+
+if TYPE_CHECKING:
+    from fedexp.training.experiment import Experiment, State
+
+PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
+Watch = Callable[[int, Mapping[str, Any]], bool]  # (round, summary so far) -> whether the run is of no more use
+
+
+def view_of(stop: Stop) -> str:
+    """Return the view whose accuracy the patience is about."""
+    return PLAIN if stop.metric == "test_accuracy" else VALIDATION
+
+
+def waited(accuracy: Sequence[tuple[int, float]]) -> int:
+    """Return the number of evaluated rounds since the first one with the highest accuracy; round 0 does not count.
+
+    accuracy: (round, accuracy) of the evaluated rounds."""
+    values = [value for number, value in accuracy if number >= 1]
+    return len(values) - 1 - values.index(max(values)) if values else 0
+
+
+class Stopping:
+    """Says after each round whether the run ends with it. The time runs from the making of the object."""
+
+    def __init__(self, experiment: "Experiment", watch: Watch | None, summary: Callable[["State"], Mapping[str, Any]]):
+        """summary: what summary.json would hold after a state."""
+        self.stop, self.watch, self.summary = experiment.stop, watch, summary
+        minutes = experiment.stop.minutes
+        self.end = None if minutes is None else time.perf_counter() + 60 * minutes
+
+    def reason(self, state: "State", seconds: float) -> dict[str, Any]:
+        """Return what ends the run after this state (`State.stopped`); {} where it goes on. seconds: that the next
+        round would take."""
+        if self.out_of_patience(state):
+            return {"by": PATIENCE, "patience": self.stop.patience}
+        evaluated = state.accuracy[-1][0] == state.round
+        if self.watch is not None and evaluated and self.watch(state.round, self.summary(state)):
+            return {"by": SEARCH}
+        if self.end is not None and time.perf_counter() + seconds >= self.end:
+            return {"by": MINUTES, "minutes": self.stop.minutes}
+        return {}
+
+    def out_of_patience(self, state: "State") -> bool:
+        patience = self.stop.patience
+        return patience is not None and waited(state.tested[view_of(self.stop)].accuracy) >= patience
+
+
+def is_over(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
+    """Return whether a run whose summary this is has nothing left to do for a command that asks for `stop`; resumed:
+    by its name, not as a job of a sweep."""
+    if summary.get("status") != "stopped":
+        return True
+    why = summary.get("stopped") or {}
+    if why.get("by") == PATIENCE:
+        return stop.patience is not None and stop.patience <= why.get(PATIENCE, 0)
+    return not resumed and (why.get("by") == SEARCH or stop.minutes == why.get(MINUTES))
+
+
+def why_stopped(summary: Mapping[str, Any]) -> str:
+    """Say what has ended a run."""
+    why = summary.get("stopped") or {}
+    cause = {
+        PATIENCE: f"stop.patience={why.get(PATIENCE)}",
+        MINUTES: f"stop.minutes={why.get(MINUTES)}",
+        SEARCH: "the search, which does better elsewhere",
+    }.get(str(why.get("by")), "its options")
+    return f"stopped after round {summary.get('rounds')} by {cause}"

@@ -1,0 +1,117 @@
+"""A run that ends before its last round (`stop`), and one that is given more rounds than it was begun with."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from helpers import SMALL, assert_same_run
+
+RUN = ("algorithm=scaffold", *SMALL)
+
+
+def summary_of(directory: Path) -> dict:
+    return json.loads((directory / "summary.json").read_text())
+
+
+def test_more_rounds_are_those_of_a_run_with_as_many_from_the_start(fedexp, tmp_path):
+    assert fedexp(*RUN, "rounds=4", "hydra.run.dir=whole").code == 0
+    assert fedexp(*RUN, "rounds=2", "hydra.run.dir=run").code == 0
+    answer = fedexp("resume=run", "rounds=4")
+    assert answer.code == 0, answer.err
+    assert "4 rounds instead of 2" in answer.err
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    run, whole = (summary_of(tmp_path / name) for name in ("run", "whole"))
+    assert run["rounds"] == 4
+    for key in ("status", "fingerprint", "accuracy", "best_accuracy", "forgetting", "rounds_to_target"):
+        assert run[key] == whole[key]
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["rounds"] == 4
+    again = fedexp("resume=run")
+    assert again.code == 0
+    assert "complete (4 rounds); nothing to do" in again.err
+
+
+def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path):
+    assert fedexp(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run").code == 0
+    answer = fedexp("resume=run", "rounds=2")
+    assert answer.code == 0, answer.err
+    assert "round 1, which was the last, stays evaluated" in answer.err
+    assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
+
+
+def test_rounds_that_a_run_cannot_be_given_are_refused(fedexp, tmp_path):
+    assert fedexp(*RUN, "rounds=2", "hydra.run.dir=run").code == 0
+    before = (tmp_path / "run/summary.json").read_bytes()
+    fewer = fedexp("resume=run", "rounds=1")
+    assert (fewer.code, "is at round 2 already" in fewer.err) == (2, True)
+    other = fedexp("resume=run", "rounds=3", "local.lr=0.1")
+    assert (other.code, "local.lr: " in other.err) == (2, True)
+    (tmp_path / "multirun.yaml").write_text("{}\n")
+    swept = fedexp("resume=run", "rounds=3")
+    assert (swept.code, "belongs to a sweep" in swept.err) == (2, True)
+    assert (tmp_path / "run/summary.json").read_bytes() == before
+
+
+def test_patience_ends_a_run_which_goes_on_when_it_is_given_more(fedexp, tmp_path):
+    # A rate with which no accuracy rises.
+    held_out = ("validation.fraction=0.2", "evaluate_on=both", "local.lr=1e-9")
+    assert fedexp(*RUN, *held_out, "rounds=5", "hydra.run.dir=whole").code == 0
+    answer = fedexp(*RUN, *held_out, "rounds=5", "stop.patience=2", "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
+    values = pd.read_csv(tmp_path / "whole/rounds.csv").set_index("round")["validation_accuracy"].loc[1:]
+    expected = next(r for r in values.index if r - values.loc[:r].idxmax() >= 2)  # the first maximum counts
+    stopped = summary_of(tmp_path / "run")
+    assert stopped["status"] == "stopped"
+    assert stopped["rounds"] == expected < 5
+    assert stopped["stopped"] == {"by": "patience", "patience": 2}
+    assert f"stopped after round {expected} by stop.patience=2. Go on with:  fedexp resume=run" in answer.err
+    same = fedexp("resume=run")
+    assert (same.code, "nothing to do" in same.err) == (0, True)
+    more = fedexp("resume=run", "stop.patience=null")
+    assert more.code == 0, more.err
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert summary_of(tmp_path / "run")["fingerprint"] == summary_of(tmp_path / "whole")["fingerprint"]
+
+
+def test_patience_uses_test_data_only_when_asked(fedexp):
+    answer = fedexp(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
+    assert answer.code == 2
+    assert "needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy" in answer.err
+    asked = fedexp(*RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run")
+    assert asked.code == 0, asked.err
+
+
+def test_minutes_end_a_run_after_a_round_and_it_goes_on_bit_for_bit(fedexp, tmp_path):
+    assert fedexp(*RUN, "rounds=3", "hydra.run.dir=whole").code == 0
+    answer = fedexp(*RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
+    found = summary_of(tmp_path / "run")
+    assert (found["status"], found["rounds"]) == ("stopped", 1)
+    assert fedexp("resume=run").code == 0  # another minute and another round
+    assert summary_of(tmp_path / "run")["rounds"] == 2
+    more = fedexp("resume=run", "stop.minutes=null")
+    assert more.code == 0, more.err
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_in_a_sweep_a_stopped_run_counts_and_more_time_goes_on(fedexp, tmp_path):
+    sweep = ("--multirun", *RUN, "rounds=2", "hydra.sweep.dir=sweep")
+    assert fedexp(*sweep, "stop.minutes=1e-6").code == 0
+    (path,) = (tmp_path / "sweep").glob("*/summary.json")
+    assert json.loads(path.read_text())["status"] == "stopped"
+    table = pd.read_csv(tmp_path / "sweep/table.csv")
+    assert table["n"].tolist() == [1]
+    before = path.read_bytes()
+    assert fedexp(*sweep, "stop.minutes=1e-6").code == 0
+    assert path.read_bytes() == before
+    assert fedexp(*sweep).code == 0
+    assert json.loads(path.read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize("flag", [("--config-dir", "mine dir"), ("--config-dir=mine dir",)])
+def test_the_hint_to_resume_repeats_the_users_own_groups(fedexp, tmp_path, flag):
+    (tmp_path / "mine dir").mkdir()
+    answer = fedexp(*flag, *RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
+    assert answer.code == 0, answer.err
+    assert "Go on with:  fedexp --config-dir 'mine dir' resume=run" in answer.err

@@ -1,0 +1,135 @@
+"""Small studies on digits: values, report, resume, pruning, and what is refused."""
+
+import json
+import sqlite3
+
+import pandas as pd
+import pytest
+import yaml
+from helpers import SMALL
+
+pytest.importorskip("optuna")
+
+SEARCH = ("--multirun", "hydra/sweeper=optuna", *SMALL, "rounds=2", "hydra.sweep.dir=study")
+VALIDATED = (*SEARCH, "validation.fraction=0.2", "local.lr=tag(log,interval(0.0001,0.1))")
+
+
+def summary_of(path):
+    return json.loads(path.read_text())
+
+
+def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
+    answer = fedexp(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=3")
+    assert answer.code == 0, answer.err
+    trials = pd.read_csv(tmp_path / "study/trials.csv")
+    assert trials["state"].tolist() == ["complete"] * 3
+    for trial in trials.to_dict("records"):
+        run = tmp_path / "study" / trial["run"]
+        config, summary = yaml.safe_load((run / "config.yaml").read_text()), summary_of(run / "summary.json")
+        assert summary["validation_accuracy"] == trial["validation_accuracy"]
+        assert config["local"]["lr"] == trial["local.lr"]
+        assert config["local"]["momentum"] == trial["local.momentum"]
+        assert "accuracy" not in summary  # test data were not asked for
+    best = yaml.safe_load((tmp_path / "study/optimization_results.yaml").read_text())
+    assert best["best_value"] == trials["validation_accuracy"].max()
+    assert "3 trials, 0 pruned, 0 failed; the best, trial " in answer.out
+    table = pd.read_csv(tmp_path / "study/table.csv")  # the usual report
+    assert sorted(table["validation_accuracy"]) == sorted(trials["validation_accuracy"])
+
+    more = fedexp(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=4")
+    assert more.code == 0, more.err
+    now = pd.read_csv(tmp_path / "study/trials.csv")
+    assert len(now) == 4
+    pd.testing.assert_frame_equal(now.iloc[:3], trials)
+    assert now["local.lr"].nunique() == 4
+    over = fedexp(*VALIDATED, "local.momentum=0.0,0.9", "hydra.sweeper.n_trials=4")
+    assert "the study has its 4 trials" in over.out
+    page = fedexp("view", "study")
+    assert page.code == 0, page.err
+    assert (tmp_path / "study/view.html").exists()
+
+
+def test_a_trial_that_was_interrupted_goes_on_from_its_checkpoint(fedexp, tmp_path, monkeypatch):
+    from fedexp.training import rounds
+
+    played, play = [], rounds.play_round
+
+    def interrupt(experiment, state):
+        played.append(state.round + 1)
+        if played == [1, 2]:
+            raise KeyboardInterrupt
+        return play(experiment, state)
+
+    monkeypatch.setattr(rounds, "play_round", interrupt)
+    assert fedexp(*VALIDATED, "hydra.sweeper.n_trials=1").code == 130
+    answer = fedexp(*VALIDATED, "hydra.sweeper.n_trials=1")
+    assert answer.code == 0, answer.err
+    assert played == [1, 2, 2]  # the second round again, not the first
+    trials = pd.read_csv(tmp_path / "study/trials.csv")
+    assert trials["state"].tolist() == ["complete"]
+    assert len(list((tmp_path / "study").glob("*/config.yaml"))) == 1
+
+
+def draws(seed):
+    """The rates of the first two trials of a random sampler."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    choice = {"local.lr": optuna.distributions.CategoricalDistribution(["1e-9", "0.05"])}
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    return [study.ask(choice).params["local.lr"] for _ in range(2)]
+
+
+def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
+    """A rate of 1e-9 learns nothing: it is worse than the one trial before it, with 0.05."""
+    seed = next(seed for seed in range(100) if draws(seed) == ["0.05", "1e-9"])
+    pruning = ("hydra.sweeper.startup_trials=1", "hydra.sweeper.warmup_rounds=1", "hydra.sweeper.sampler=random")
+    options = (*SEARCH, "rounds=6", "validation.fraction=0.2", "local.lr=1e-9,0.05", "local.epochs=3", *pruning)
+    answer = fedexp(*options, "hydra.sweeper.n_trials=2", f"hydra.sweeper.seed={seed}")
+    assert answer.code == 0, answer.err
+    good, bad = pd.read_csv(tmp_path / "study/trials.csv").to_dict("records")
+    assert (good["state"], bad["state"]) == ("complete", "pruned")
+    summary = summary_of(tmp_path / "study" / bad["run"] / "summary.json")
+    assert (summary["status"], summary["stopped"]) == ("stopped", {"by": "search"})
+    assert summary["rounds"] == bad["rounds"] < 6
+    curve = [pd.read_csv(tmp_path / "study" / each["run"] / "rounds.csv").set_index("round") for each in (good, bad)]
+    ours, others = (each["validation_accuracy"] for each in reversed(curve))
+    worse = [r for r in ours.index if r > 1 and ours.loc[1:r].max() < others[r]]
+    assert worse == [summary["rounds"]]  # pruned in the first such round after the warm-up
+    assert "1 trials, 1 pruned, 0 failed" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((*SEARCH, "local.lr=interval(0.01,0.1)"), "a search needs an objective: validation.fraction=0.1"),
+        ((*SEARCH, "validation.fraction=0.2"), "there is nothing to search for"),
+        ((*VALIDATED, "hydra.sweeper.pruner=medium"), "hydra.sweeper.pruner=medium: must be one of"),
+        ((*SEARCH[:1], "hydra/sweeper=optnua", *SEARCH[2:]), "no such sweeper (nearest: 'optuna')"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_and_leaves_nothing(fedexp, tmp_path, options, words):
+    answer = fedexp(*options)
+    assert answer.code == 2, answer.err
+    assert words in answer.err
+    assert "Traceback" not in answer.err
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_study_keeps_its_objective(fedexp, tmp_path):
+    assert fedexp(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=1").code == 0
+    answer = fedexp(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=2", "objective=validation_best_accuracy")
+    assert answer.code == 2
+    assert "holds a study of objective=validation_accuracy (max)" in answer.err
+    with sqlite3.connect(tmp_path / "study/study.db") as file:
+        assert file.execute("select count(*) from trials").fetchone() == (1,)
+
+
+@pytest.mark.slow
+def test_trials_of_several_processes_belong_to_one_study(fedexp, tmp_path, fresh_processes):
+    answer = fedexp(*VALIDATED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4")
+    assert answer.code == 0, answer.err
+    trials = pd.read_csv(tmp_path / "study/trials.csv")
+    assert trials["trial"].tolist() == [0, 1, 2, 3]
+    assert set(trials["state"]) <= {"complete", "pruned"}
+    assert trials["run"].nunique() == 4

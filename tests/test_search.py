@@ -1,0 +1,157 @@
+"""A search: what may be asked for, the values that trials take, and small studies on digits."""
+
+import builtins
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from fedexp.cli import launchers
+from fedexp.cli.search import Options, space_of, watch_of
+from fedexp.core.errors import ConfigError
+from fedexp.core.objective import check_objective, direction_of, objective_name, value_of
+from fedexp.core.settings import NO_STOP, Stop
+from fedexp.training.stopping import is_over, waited
+
+OPTIONS = {"n_trials": 4, "n_jobs": None, "sampler": "tpe", "seed": 0, "pruner": "median", "startup_trials": 1}
+OPTIONS |= {"warmup_rounds": 1}
+
+
+# --- the objective
+
+
+def test_without_an_objective_test_data_are_not_used():
+    assert objective_name({"validation": {"fraction": 0.1}}) == "validation_accuracy"
+    assert objective_name({"validation": {"fraction": 0.1}, "evaluate_on": "test"}) is None
+    assert objective_name({"validation": {"fraction": 0.0}}) is None
+    assert objective_name({"objective": "accuracy"}) == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("validation_accuracy", "max"), ("best_accuracy", "max"), ("forgetting", "min"), ("seconds", "min"),
+     ("train_samples_per_second", "max")],
+)  # fmt: skip
+def test_the_direction_follows_from_the_name(name, expected):
+    assert direction_of(name, None) == expected
+    assert direction_of(name, "min") == "min"
+
+
+def test_an_objective_is_a_finite_number_of_the_summary():
+    summary = {"accuracy": 0.5, "rounds": 3, "forgetting": None, "status": "completed"}
+    assert [value_of(summary, name) for name in ("accuracy", "rounds", "forgetting", "status", "none")] == [
+        0.5, 3.0, None, None, None]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "views", "words"),
+    [
+        ("validation_acuracy", ("validation",), r"nearest: 'validation_accuracy'"),
+        ("accuracy", ("validation",), "not evaluated there; it needs evaluate_on=both"),
+        ("validation_forgetting", ("plain",), r"it needs a validation set \(validation\.fraction=0\.1\)"),
+    ],
+)
+def test_an_objective_that_a_run_will_not_have_is_refused(name, views, words):
+    with pytest.raises(ConfigError, match=words):
+        check_objective(name, views, ())
+    check_objective("validation_consistency", ("validation",), ("consistency",))
+
+
+# --- the values
+
+
+def test_sweeps_of_hydra_become_distributions():
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    given = ["a=interval(0.1,1.0)", "b=tag(log,interval(0.001,0.1))", "c=int(interval(1,5))", "d=range(2,9,3)", "e=x,y",
+             "f=choice(0.5,0.9)", "rounds=3", "alpha=1e-3"]  # fmt: skip
+    space, fixed = space_of(given)
+    assert fixed == ["rounds=3", "alpha=1e-3"]
+    assert space == {
+        "a": FloatDistribution(0.1, 1.0),
+        "b": FloatDistribution(0.001, 0.1, log=True),
+        "c": IntDistribution(1, 5),
+        "d": IntDistribution(2, 8, step=3),  # 2, 5, 8
+        "e": CategoricalDistribution(["x", "y"]),
+        "f": CategoricalDistribution(["0.5", "0.9"]),
+    }
+
+
+def test_an_interval_that_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match=r"local\.lr=interval\(2\.0,1\.0\)"):
+        space_of(["local.lr=interval(2.0,1.0)"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n_trials": 0}, {"sampler": "tep"}, {"pruner": "mean"}, {"n_jobs": 0}, {"seed": "x"}]
+)
+def test_options_out_of_range_are_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"hydra.sweeper.{name}="):
+        Options(**OPTIONS | wrong)
+
+
+def test_the_median_of_the_others_decides_over_a_trial():
+    """Of two finished trials with 0.5 and 0.7 after round 2 the median is 0.6: 0.55 is pruned, 0.65 is not."""
+    import optuna
+
+    study = optuna.create_study(pruner=Options(**OPTIONS | {"startup_trials": 2}).make_pruner(5), direction="maximize")
+    for value in (0.5, 0.7):
+        trial = study.ask()
+        for round in (1, 2):
+            trial.report(value, round)
+        study.tell(trial, value)
+    for value, expected in ((0.55, True), (0.65, False)):
+        trial = study.ask()
+        trial.report(value, 2)
+        assert trial.should_prune() == expected
+        study.tell(trial, value)
+
+
+def test_a_search_that_is_not_installed_is_said_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(launchers, "importable", lambda module: module != "optuna")
+    with pytest.raises(ConfigError, match=r"^hydra/sweeper=optuna: is not installed; pip install 'fedexp\[optuna\]'"):
+        launchers.check_installed(["hydra/sweeper=optuna"])
+
+
+def test_optuna_is_imported_by_a_search_alone(monkeypatch):
+    """A run without one must not need it."""
+    original = builtins.__import__
+
+    def refuse(name, *rest, **options):
+        assert not name.startswith("optuna"), name
+        return original(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert watch_of(SimpleNamespace(job={}), {}) is None
+
+
+# --- the end before the last round
+
+
+def test_patience_counts_evaluated_rounds_since_the_first_best():
+    assert waited([(0, 0.9)]) == 0
+    assert waited([(0, 0.9), (1, 0.1)]) == 0
+    assert waited([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
+
+
+def test_what_a_stopped_run_has_left_to_do():
+    patient = {"status": "stopped", "stopped": {"by": "patience", "patience": 3}}
+    timed = {"status": "stopped", "stopped": {"by": "minutes", "minutes": 5.0}}
+    pruned = {"status": "stopped", "stopped": {"by": "search"}}
+    three, five = Stop(patience=3, metric=None, minutes=None), Stop(patience=None, metric=None, minutes=5.0)
+    assert is_over({"status": "completed"}, NO_STOP, True)
+    assert is_over(patient, three, True)
+    assert not is_over(patient, NO_STOP, False)
+    assert not is_over(timed, five, True)  # by its name: as many minutes again
+    assert is_over(timed, five, False)
+    assert not is_over(timed, NO_STOP, False)
+    assert is_over(pruned, NO_STOP, False)
+    assert not is_over(pruned, NO_STOP, True)
+
+
+def test_options_of_the_sweeper_in_conf_are_those_that_are_read():
+    values = yaml.safe_load((Path(__file__).parents[1] / "conf/sweeper/optuna.yaml").read_text())
+    values.pop("_target_")
+    assert Options(**values).n_trials == 20

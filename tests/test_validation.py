@@ -1,0 +1,271 @@
+"""The validation set: who holds what, what is evaluated on it, and that without one nothing changes."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+from fedexp.analysis.compare import rounds_to
+from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures
+from fedexp.core.rng import stream
+from fedexp.core.settings import Seeds, Validation
+from fedexp.core.views import evaluated, named, views_of
+from fedexp.data.partition import Partition
+from fedexp.data.tasks import ClassIncremental
+from fedexp.figures import _figures
+from fedexp.figures.load import load_run
+from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.rundir import checkpoint, files
+from fedexp.rundir.fingerprint import fingerprint
+from fedexp.rundir.reader import RunDirectory
+from fedexp.trackers.wandb_names import metric_name
+from fedexp.training.experiment import State
+from fedexp.training.recorder import Recorder
+from fedexp.training.results import write_results
+from fedexp.training.rounds import run_rounds
+from toy_federation import ENGINES, assemble, composed, make_experiment, play
+
+CENTRAL, OWN = Validation(fraction=0.25, per_client=False), Validation(fraction=0.25, per_client=True)
+SIZES = (1, 3, 7, 9, 8)  # 28 of the 30 examples that are left of 40
+TWO_TASKS = ClassIncremental(
+    rounds_per_task=1, split=None, evaluate_on="test", num_tasks=2, shuffle_classes=False, classes=None
+)
+
+
+def make(validation=CENTRAL, **options):
+    return make_experiment(**{"sizes": SIZES, "validation": validation} | options)
+
+
+def slow_test(experiment, model):
+    """(right answers per class [C], mean loss) of a model on the validation set, example after example."""
+    data = experiment.bench.data
+    correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
+    for number in data.validation.tolist():
+        x = (data.x_train[number].permute(2, 0, 1).double()[None] / 255 - 0.4) / 0.3
+        logits, label = experiment.bench.net(model, x).logits.detach(), data.y_train[number]
+        correct[int(label)] += int(logits.argmax()) == int(label)
+        total += F.cross_entropy(logits, label[None]).item()
+    return correct, total / len(data.validation)
+
+
+def recorded(directory, **options):
+    """A run of the small federation, with its files."""
+    experiment = make(**options)
+    directory.mkdir()
+    recorder, state = Recorder(directory, experiment, [], None), experiment.initial_state()
+    run_rounds(experiment, state, recorder)
+    experiment.stages[0].partition.save(directory / files.PARTITION, experiment.bench.data.classes)
+    summary = {"status": state.status, "algorithm": "fedavg", "dataset": "noise"} | recorder.summary(state)
+    write_results(directory, state, summary, Pictures(draw=False))
+    recorder.close()
+    return experiment, state, json.loads((directory / files.SUMMARY).read_text())
+
+
+# --- who holds what
+
+
+def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_theirs():
+    experiment = make(public=0.2, sizes=(1, 3, 7, 9))
+    partition, numbers = experiment.stages[0].partition, experiment.bench.data.validation.numpy()
+    assert len(numbers) == 10  # a quarter of 40
+    drawn = stream(0, "validation").choice(40, 10, replace=False)
+    assert sorted(drawn) == numbers.tolist() == partition.validation.tolist()
+    assert len(partition.public) == 6  # a fifth of the 30 that are left
+    everything = np.concatenate([*partition.parts, partition.public, numbers])
+    assert len(np.unique(everything)) == len(everything)
+    assert partition.info["validation_counts"] == np.bincount(numbers % 4, minlength=4).tolist()
+
+
+def test_per_client_each_gives_a_quarter_of_what_it_would_have_held():
+    before = make_experiment(sizes=(1, 3, 7, 12, 10)).stages[0].partition
+    experiment = make(OWN, sizes=(1, 3, 7, 12, 10))
+    partition, numbers = experiment.stages[0].partition, set(experiment.bench.data.validation.tolist())
+    assert partition.sizes.tolist() == [1, 3, 6, 9, 8]  # without floor(n / 4) = 0, 0, 1, 3, 2
+    for rest, whole in zip(partition.parts, before.parts, strict=True):
+        assert set(rest) <= set(whole)
+        assert set(whole) - set(rest) <= numbers
+    assert len(numbers) == 6
+    counts = np.stack([np.bincount(part % 4, minlength=4) for part in partition.parts])
+    np.testing.assert_array_equal(partition.counts, counts)
+
+
+def test_the_draw_follows_the_seed_of_the_partition():
+    first, again = (make().bench.data.validation for _ in range(2))
+    assert torch.equal(first, again)
+    other = make(seeds=Seeds(partition=1, sampling=0, training=0)).bench.data.validation
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("validation", [CENTRAL, OWN])
+def test_the_partition_is_kept_with_the_set(validation, tmp_path):
+    experiment = make(validation)
+    partition = experiment.stages[0].partition
+    partition.save(tmp_path / "partition.npz", experiment.bench.data.classes)
+    loaded = Partition.load(tmp_path / "partition.npz")
+    assert loaded.validation.tolist() == partition.validation.tolist()
+    assert loaded.hash == partition.hash
+    make_experiment().stages[0].partition.save(tmp_path / "without.npz", experiment.bench.data.classes)
+    assert "validation" not in np.load(tmp_path / "without.npz").files
+
+
+def test_of_each_task_the_set_has_its_part():
+    experiment = make(Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1)
+    data = experiment.bench.data
+    assert [len(stage.partition.validation) for stage in experiment.stages] == [10, 10]
+    tasks = data.validation_tasks.tolist()
+    labels = data.y_train[data.validation].tolist()
+    assert all((label >= 2) == (task == 1) for label, task in zip(labels, tasks, strict=True))
+    for stage in experiment.stages:
+        assert not set(np.concatenate(stage.partition.parts)) & set(data.validation.tolist())
+        held = set(stage.federation.shared.tolist()) & set(data.validation.tolist())
+        assert not held  # no example of it is shared with the clients either
+
+
+# --- what is evaluated
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_every_engine_evaluates_the_set_example_by_example(engine):
+    experiment = make(evaluate_on="both")
+    state = play(experiment, 2)
+    server = {name: state.server[name] for name in ("params", "buffers")}
+    correct, loss = slow_test(experiment, state.server["params"])
+    found = engine.evaluate(experiment.bench, server, "validation", 2)
+    assert found.class_correct.tolist() == correct.tolist()
+    assert float(found.loss) == pytest.approx(loss, abs=1e-12)
+    trained = engine.train(
+        experiment.algorithm, experiment.bench, state.server, assemble(experiment, state, 3), 0.1, True
+    )
+    assert list(trained.class_correct) == ["plain", "validation"]
+    for i in range(4):
+        local = {name: value[i] for name, value in trained.messages["params"].items()}
+        assert trained.class_correct["validation"][i].tolist() == slow_test(experiment, local)[0].tolist()
+
+
+def test_by_default_test_data_are_not_used_where_there_is_a_validation_set():
+    assert evaluated(["plain"], None, False) == ("plain",)
+    assert evaluated(["plain", "augmented"], None, True) == ("validation",)
+    assert evaluated(["plain", "augmented"], "both", True) == ("plain", "augmented", "validation")
+    assert evaluated(["plain"], "test", True) == ("plain",)
+    assert views_of({"validation": {"fraction": 0.1}}) == ("validation",)
+    assert views_of({"validation": "damaged"}) == ("plain",)
+
+
+def test_columns_say_on_which_set_they_were_measured():
+    names = ("test_accuracy", "test_loss", "forgetting", "best_accuracy")
+    expected = ["validation_accuracy", "validation_loss", "validation_forgetting", "validation_best_accuracy"]
+    assert [named(name, "validation") for name in names] == expected
+    assert named("test_accuracy", "augmented") == "test_accuracy_augmented"
+    shown = [metric_name(name) for name in expected[:3]]
+    assert shown == ["validation/accuracy", "validation/loss", "forgetting/F_validation"]
+
+
+def test_the_files_of_both_and_that_the_other_set_changes_none(tmp_path):
+    tables, summaries = {}, {}
+    for on in ("test", "validation", "both"):
+        _, _, summaries[on] = recorded(tmp_path / on, evaluate_on=on)
+        tables[on] = pd.read_csv(tmp_path / on / "rounds.csv")
+    both, alone, tests = tables["both"], tables["validation"], tables["test"]
+    assert not {"test_accuracy", "test_loss"} & set(alone)
+    assert not any(name.startswith("validation") for name in tests)
+    for table in (alone, tests):
+        shared = [name for name in table if not name.endswith(("seconds", "_per_second"))]
+        pd.testing.assert_frame_equal(table[shared], both[shared])
+    assert not (tmp_path / "validation" / "class_accuracy.csv").exists()
+    assert "accuracy" not in summaries["validation"]
+    assert "validation_accuracy" not in summaries["test"]
+
+
+def test_the_validation_set_chooses_the_round_and_says_when_a_target_is_reached(tmp_path):
+    _, _, summary = recorded(tmp_path / "run", evaluate_on="both", rounds=6, targets=[0.2])
+    table = pd.read_csv(tmp_path / "run" / "rounds.csv").set_index("round")
+    chosen = table["validation_accuracy"].loc[1:]
+    best = int(chosen.idxmax())
+    assert summary["best_round"] == best
+    assert summary["validation_best_accuracy"] == chosen.max()
+    assert summary["best_accuracy"] == table["test_accuracy"].loc[best]
+    reached = chosen.index[chosen >= 0.2]
+    assert summary["rounds_to_target"] == {"0.2": int(reached[0]) if len(reached) else None}
+    assert "validation_rounds_to_target" not in summary
+    assert rounds_to(RunDirectory(tmp_path / "run"), float(chosen.max())) == best
+
+
+def test_a_run_on_the_validation_set_alone_is_read_and_drawn(tmp_path):
+    recorded(tmp_path / "run", rounds=3, forgetting_metric=RoundDrop(local=True))
+    (tmp_path / "run" / "config.yaml").write_text("validation: {fraction: 0.25}\nchoices: {}\n")
+    (tmp_path / "run" / ".hydra").mkdir()
+    (tmp_path / "run" / ".hydra" / "overrides.yaml").write_text("[]\n")
+    run = RunDirectory(tmp_path / "run")
+    assert run.problems == []
+    assert run.finished
+    assert run.views == ("validation",)
+    assert run.accuracy_at(3) == run.summary["validation_accuracy"]
+    assert run.class_accuracy("validation")["round"].max() == 3
+    names = {name for name, draw in _figures(load_run(tmp_path / "run")) if draw()}
+    assert {"curves", "loss", "class_accuracy_validation", "local_round_validation"} <= names
+    assert "class_accuracy" not in names
+
+
+def test_a_run_resumes_with_its_validation_history(tmp_path):
+    _, state, _ = recorded(tmp_path / "run", rounds=3)
+    saved = checkpoint.load(tmp_path / "run")
+    loaded = State.from_tree(saved.state, torch.device("cpu"), tmp_path / "run")
+    assert list(loaded.tested) == ["validation"]
+    assert loaded.accuracy == state.accuracy
+    assert loaded.best == state.best
+    np.testing.assert_array_equal(loaded.history.matrix, state.history.matrix)
+
+
+def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
+    half = Validation(fraction=0.5, per_client=False)
+    experiment, state, summary = recorded(
+        tmp_path / "run", validation=half, scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1, evaluate_on="both"
+    )
+    table = pd.read_csv(tmp_path / "run" / "tasks.csv")
+    data = experiment.bench.data.tested_on_validation()
+    logits = experiment.bench.net(state.server["params"], data.inputs(data.x_test, torch.arange(20), None, None,
+                                  torch.float64)).logits  # fmt: skip
+    right = (logits.argmax(-1) == data.y_test).double()
+    last = table[table["round"] == 2].set_index("evaluated_task")["validation_accuracy"]
+    for task in (0, 1):
+        assert last[task + 1] == right[data.test_tasks == task].mean().item()
+    assert 0 <= summary["validation_average_accuracy"] <= 1
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"validation": replace(CENTRAL, fraction=0.0), "evaluate_on": "both"}, "there is no validation set"),
+        ({"validation": replace(CENTRAL, fraction=0.01)}, "less than one of 40 training examples"),
+        ({"validation": replace(OWN, fraction=0.05)}, "less than one of each client's examples"),
+    ],
+)
+def test_a_set_that_cannot_be_is_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        make(**options)
+
+
+def test_values_out_of_range_are_refused():
+    with pytest.raises(ConfigError, match=r"validation\.fraction=1"):
+        Validation(fraction=1.0, per_client=False)
+    with pytest.raises(ConfigError, match="evaluate_on=tset"):
+        make(evaluate_on="tset")
+
+
+# --- what stays
+
+
+def test_the_defaults_have_the_fingerprint_of_a_run_from_before_there_were_any():
+    config = OmegaConf.to_container(composed("dataset=mnist"), resolve=False)
+    older = {key: value for key, value in config.items() if key not in ("validation", "evaluate_on")}
+    assert fingerprint(config, {}) == fingerprint(older, {})
+    assert fingerprint(config | {"validation": {"fraction": 0.1, "per_client": False}}, {}) != fingerprint(older, {})
