@@ -12,7 +12,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # mkdocs runs this file from els
 from generated import DIRECTIVES, ROOT, algorithm_page, algorithms
 
 PAGES = ("*.md", "benchmarks/*.md", "docs/*.md", "docs/[!r]*/*.md")  # docs/reproduction has parts of REPRODUCTION.md
-ASSETS = ("LICENSE", "CITATION.cff", "docs/**/*.png", "docs/reproduction/*.csv", "multirun/*/table.csv")
+ASSETS = (
+    "LICENSE",
+    "CITATION.cff",
+    "docs/**/*.png",
+    "docs/**/*.svg",
+    "docs/reproduction/*.csv",
+    "multirun/*/table.csv",
+)
 CODE = r"^```.*?^```$"
 DIRECTIVE = re.compile(rf"({CODE})|^::: ([\w-]+) ?([^\n]*)$", re.MULTILINE | re.DOTALL)
 
