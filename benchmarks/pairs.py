@@ -108,9 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__)
     parser.add_argument("pairs", nargs="*", choices=[[], *PAIRS], help="default: all")
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each; one more warms up")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as local.epochs=1")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
-    data = QUICK if options.quick else [*w1.OVERRIDES, *w1.data_overrides()]
+    data = [*(QUICK if options.quick else (*w1.OVERRIDES, *w1.data_overrides())), *options.set]
     for name in options.pairs or PAIRS:
         print(report(name, *compare(PAIRS[name](data), options.rounds)), flush=True)
     return 0

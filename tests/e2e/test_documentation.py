@@ -137,6 +137,7 @@ NOT_EXECUTED = {
     "python -m benchmarks.peers": MINUTES,
     "python -m benchmarks.growth": MINUTES,
     "python -m benchmarks.pairs": MINUTES,
+    "python -m benchmarks.pairs views": MINUTES,
     "python -m benchmarks.gpu": "needs a GPU",
     "python -m benchmarks.convolutions": "needs a GPU",
 }

@@ -30,7 +30,8 @@ COLUMNS = ("printed values", "full protocol", "reduced", "seeds", "verdicts", "c
 HOW = (
     "Every table and figure of the four papers that `fedexp --multirun sweep=<name>` runs. *full protocol*: printed "
     "values beside runs with all of the sweep's own knobs; *reduced*: beside runs with others, which are shown but "
-    "never judged, and never mixed with the former. A figure prints no values, so its runs are counted."
+    "never judged, and never mixed with the former; only where the data alone are others, the order of the methods is. "
+    "A figure prints no values, so its runs are counted."
 )
 CURVES = (
     "A picture for each setting: the mean over seeds in a band of one standard deviation, in the plain test and, where "
@@ -83,16 +84,17 @@ def whole(tables: Mapping[str, pd.DataFrame | None]) -> str:
     """Return in words what all tables together say under the papers' rules."""
     printed = [parts.printed_once(table) for table in tables.values() if table is not None and "protocol" in table]
     full = [table[table["protocol"] == "full"] for table in printed]
+    reduced = sum(int((table["protocol"] == "reduced").sum()) for table in printed)
     verdicts = Counter(text for table in full for text in table["verdict"])
-    orders = [text for table in full for text in judged_orders(table)]
-    if not verdicts:
-        return "**Where it stands.** Nothing is measured at the full protocol."
+    orders = [text for table in printed for text in judged_orders(table)]
     said = ", ".join(f"{number} {kind}" for kind, number in verdicts.most_common())
-    kept = sum(not text.startswith("swapped") for text in orders)
-    columns = (
-        f" In {kept} of {len(orders)} columns with enough methods, none are swapped beyond noise." if orders else ""
-    )
-    return f"**Where it stands.** {sum(verdicts.values())} printed values are measured in full: {said}.{columns}"
+    texts = [f"{sum(verdicts.values())} printed values are measured at the full protocol{f': {said}' if said else ''}."]
+    if reduced:
+        texts.append(f"{reduced} are measured with other data, other options or older code, and not judged.")
+    if orders:
+        kept = sum(not text.startswith("swapped") for text in orders)
+        texts.append(f"In {kept} of {len(orders)} columns with enough methods, no two are swapped beyond noise.")
+    return "**Where it stands.** " + " ".join(texts)
 
 
 def facts(sweep: Sweep, table: pd.DataFrame | None) -> list[str]:

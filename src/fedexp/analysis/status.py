@@ -163,7 +163,8 @@ def row(each: Standing, costs: Costs, data: Sequence[Path]) -> list[str]:
     texts = ["", "", "", ""]
     if full is not None:
         seeds = sorted(Counter(full["n"].astype(int)).items())
-        verdicts, orders = Counter(full["verdict"]), judged_orders(full)
+        assert each.table is not None
+        verdicts, orders = Counter(full["verdict"]), judged_orders(each.table)
         texts = [
             ", ".join(f"{number} with {n} seed{'s' if n > 1 else ''}" for n, number in seeds) or "0",
             str(verdicts["within"]),
@@ -180,7 +181,8 @@ def row(each: Standing, costs: Costs, data: Sequence[Path]) -> list[str]:
 
 
 def judged_orders(table: pd.DataFrame) -> list[str]:
-    """The verdict on the order of the methods of each column of the paper's table that has one."""
+    """The verdict on the order of the methods of each column of the paper's table that has one, of one on other data
+    too."""
     judged = table[table["order_by"].fillna("") != ""]
     return [str(group["order"].iloc[0]) for _, group in judged.groupby(list(COLUMN), sort=False)]
 
