@@ -17,6 +17,7 @@ ASSETS = (
     "CITATION.cff",
     "docs/**/*.png",
     "docs/**/*.ipynb",
+    "docs/**/*.svg",
     "docs/reproduction/*.csv",
     "multirun/*/table.csv",
 )

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
 
 from benchmarks import __main__ as bench
-from benchmarks import bare, convolutions, gpu, measure, w1
+from benchmarks import bare, convolutions, gpu, measure, pairs, w1
 from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
@@ -229,3 +229,13 @@ def test_bare_model_is_the_cnn_of_w1():
     net, ours, x = bare.Net(), MODEL.build((3, 32, 32), 10), torch.randn(2, 3, 32, 32)
     ours.load_state_dict(dict(zip(ours.state_dict(), net.state_dict().values(), strict=True)))
     assert F.mse_loss(net(x), ours(x).logits).item() == 0
+
+
+@pytest.mark.parametrize("name", pairs.PAIRS)
+def test_pairs_train_the_same_model(name, capsys):
+    """A view more changes no number, and FedReg's ascents in one batch no more than rounding does (fp32)."""
+    assert pairs.main([name, "--quick", "--rounds=1"]) == 0
+    found = capsys.readouterr().out
+    assert found.startswith(f"{name}: ")
+    apart = float(found.partition("largest difference of a weight ")[2].split()[0])
+    assert apart == 0 if name == "views" else apart < 1e-5

@@ -175,12 +175,13 @@ def test_a_spent_budget_begins_nothing(here, capsys):
 
 
 @pytest.mark.slow  # starts processes
-def test_the_deadline_travels_with_joblib(here, capfd):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    command = ["seed=0,1", "rounds=2", "hydra.sweep.dir=multirun/a", "hydra/launcher=joblib"]
+@pytest.mark.parametrize(("launcher", "plugin"), [("joblib", "joblib"), ("submitit_local", "submitit")])
+def test_the_deadline_travels_with_launchers(launcher, plugin, here, capfd):
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
+    command = ["seed=0,1", "rounds=2", "hydra.sweep.dir=multirun/a", f"hydra/launcher={launcher}"]
     assert fedexp(*command, "budget=1e-6") == 0
     out = capfd.readouterr().out
-    assert "hydra/launcher=joblib: 2 jobs, " in out
+    assert f"hydra/launcher={launcher}: 2 jobs" in out
     assert out.splitlines()[-1] == "0 of 2 done; the same command goes on"
     assert fedexp(*command, "budget=60") == 0
     assert capfd.readouterr().out.splitlines()[-1] == "2 of 2 done"

@@ -1,14 +1,16 @@
 """Cohorts from a file: the clients that it names take part, and every mistake in it is one message."""
 
 import json
+import re
 
 import pytest
 
+from fedexp.config.build import build, resolve
 from fedexp.config.cohorts import Cohorts, check_begun
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
-from toy_federation import advance, make_experiment
+from toy_federation import CONF, advance, composed, make_experiment
 
 
 def read(path, rounds=3):
@@ -85,3 +87,17 @@ def test_a_resumed_run_keeps_its_cohorts(tmp_path):
     check_begun(tmp_path, None, 2)
     with pytest.raises(ConfigError, match="other clients for round 2"):
         check_begun(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)
+
+
+def test_the_commands_beside_the_released_code_are_valid():
+    """Those of docs/reproduction/released_code.md; their protocol is FedNTD's but for the partition."""
+    page = (CONF.parent / "docs" / "reproduction" / "released_code.md").read_text(encoding="utf-8")
+    (line,) = [line for line in page.splitlines() if line.startswith("fedexp dataset=")]
+    overrides = line.split()[1:]
+    others = re.findall(r"`(algorithm=\w+ algorithm\.\w+=[\w.]+)`", page)
+    assert len(others) == 3
+    for changes in ["", *others]:
+        build(composed(*overrides, *changes.split()))
+    ours, paper = resolve(composed(*overrides)), resolve(composed("experiment=fedntd/cifar10_s2", "rounds=40"))
+    said = ("partition", "cohorts", "expected", "shards_per_client", "revisions", "test_views")
+    assert {k: v for k, v in ours.items() if k not in said} == {k: v for k, v in paper.items() if k not in said}

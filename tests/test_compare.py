@@ -285,3 +285,13 @@ def test_tables_of_any_sweep(tmp_path):
 def test_nothing_to_report(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err
+
+
+def test_a_seed_that_was_run_again_with_more_views_counts_once(tmp_path):
+    """Rounds to a target: A is 0.95 of the best of the later run, 0.7, and not of the earlier one, 0.9."""
+    for views, accuracy in ((False, 0.9), (True, 0.7)):
+        make_run(tmp_path, ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"], [accuracy], views=views, seed=0)
+    mark(tmp_path, "fedntd_table1")
+    write_tables(tmp_path)
+    targets = pd.read_csv(tmp_path / "rounds_to_target.csv")
+    assert targets["A"].tolist() == pytest.approx([0.95 * 0.7])

@@ -21,8 +21,9 @@ from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import ScheduledData
+from fedexp.engine.base import ClientRuntime, ScheduledData
 from fedexp.engine.network import LiveNetwork
+from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
@@ -353,6 +354,22 @@ def test_fedreg_s_round_by_autograd():
         b = max(0.0, float((delta - a * g_s) @ g_p / (g_p @ g_p)))
         w = w - a * g_s - b * g_p
     assert_close(flat(play(experiment, 1).server["params"]), w, 1e-10)
+
+
+def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
+    """Clients of 10 and 3 examples in batches of 4: three batches of the first pass and one, so 4 x 4 rows are loaded
+    for the generated data, and not 2 x 3 x 4."""
+    rows, load, prepared = [], ClientRuntime.load_train, Clients._prepared
+
+    def counted(self, fixed):
+        with monkeypatch.context() as counting:
+            counting.setattr(ClientRuntime, "load_train", lambda *args: rows.append(args[1].numel()) or load(*args))
+            return prepared(self, fixed)
+
+    monkeypatch.setattr(Clients, "_prepared", counted)
+    algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=2)
+    play(make_experiment(algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"), 1)
+    assert sum(rows) == 4 * 4
 
 
 # --- MOON

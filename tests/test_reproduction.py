@@ -1,6 +1,7 @@
 """REPRODUCTION.md and the committed tables are what the committed runs and notes give.
 
-`python tests/test_reproduction.py --write` makes the tables of docs/reproduction/runs.yaml and REPRODUCTION.md anew.
+`python tests/test_reproduction.py --write` makes the files of the runs of docs/reproduction/runs.yaml anew, and all
+tables and REPRODUCTION.md from the files of the committed runs.
 """
 
 import json
@@ -13,14 +14,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis.aggregate import mark, write_tables
+from fedexp.analysis.aggregate import mark, write_report, write_tables
 from fedexp.analysis.reproduction import document, facts, main, read_table
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
+from fedexp.rundir import evidence
 from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
-NOTES = ROOT / "docs" / "reproduction"
+NOTES, MULTIRUN = ROOT / "docs" / "reproduction", ROOT / "multirun"
 COMMITTED = yaml.safe_load((NOTES / "runs.yaml").read_text(encoding="utf-8"))
 
 
@@ -62,10 +64,27 @@ def tables(sweep: str, folder: Path) -> list[Path]:
     return write_tables(folder)
 
 
-@pytest.mark.parametrize("sweep", COMMITTED)
+def with_files(folder: Path) -> Path:
+    """Copy the files of all committed runs; return the directory `multirun`."""
+    for path in MULTIRUN.glob(f"*/{evidence.FOLDER}"):
+        shutil.copytree(path, folder / "multirun" / path.parent.name / evidence.FOLDER)
+    return folder / "multirun"
+
+
+@pytest.mark.parametrize("sweep", sorted(path.parent.name for path in MULTIRUN.glob(f"*/{evidence.FOLDER}")))
 def test_committed_tables_are_what_the_committed_runs_give(sweep, tmp_path):
-    for path in tables(sweep, tmp_path / "sweep"):
-        assert path.read_text() == (ROOT / "multirun" / sweep / path.name).read_text(), path.name
+    for path in write_report(with_files(tmp_path) / sweep, figures=False):
+        assert path.read_text() == (MULTIRUN / sweep / path.name).read_text(), path.name
+
+
+def test_runs_of_before_there_were_files_have_theirs(tmp_path):
+    for sweep, runs in COMMITTED.items():
+        for run in runs:
+            name = run["rounds"].removesuffix("_rounds.csv")
+            run_directory(tmp_path / name, run)
+            (tmp_path / "x").write_bytes(evidence.pack(tmp_path / name))
+            kept = MULTIRUN / sweep / evidence.FOLDER / f"{name}{evidence.SUFFIX}"
+            assert evidence.read(kept) == evidence.read(tmp_path / "x"), name
 
 
 def test_the_committed_report_is_current(capsys):
@@ -73,7 +92,7 @@ def test_the_committed_report_is_current(capsys):
 
 
 def test_all_sweeps_and_notes_are_in_it():
-    text = document(ROOT)
+    text = document(ROOT, {})
     for name in list_options("sweep", [CONF]):
         assert f"| `{name}` |" in text
     for note in NOTES.glob("*.md"):
@@ -126,11 +145,15 @@ def test_it_is_written_and_checked(tmp_path, capsys):
 
 
 def write() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for sweep in COMMITTED:
-            (ROOT / "multirun" / sweep).mkdir(exist_ok=True)
-            for path in tables(sweep, Path(folder, sweep)):
-                shutil.copy(path, ROOT / "multirun" / sweep / path.name)
+    for sweep, runs in COMMITTED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            for run in runs:
+                run_directory(Path(folder, run["rounds"].removesuffix("_rounds.csv")), run)
+            for path in evidence.keep_runs(Path(folder)):
+                (MULTIRUN / sweep / evidence.FOLDER).mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, MULTIRUN / sweep / evidence.FOLDER / path.name)
+    for path in MULTIRUN.glob(f"*/{evidence.FOLDER}"):
+        write_report(path.parent, figures=False)
     main(["--root", str(ROOT)])
 
 

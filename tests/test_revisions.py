@@ -14,7 +14,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.rundir import elsewhere, revisions
 from fedexp.rundir.fingerprint import data_marks, fingerprint, former_hash, group_name
 from fedexp.rundir.revisions import REVISIONS, latest, outdated
-from fedexp.training.job import check_resume
+from fedexp.training.resuming import check_resume
 from test_reproduction import COMMITTED, run_directory
 from toy_federation import composed
 

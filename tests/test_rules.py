@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedexp.analysis.compare import cells, load_jobs, values_of
-from fedexp.analysis.judge import order, spearman, swapped, tolerance
+from fedexp.analysis.judge import COLUMN, order, spearman, swapped, tolerance, with_order
 from fedexp.analysis.rules import Rule, ema, noise
 from fedexp.analysis.sweep import launches, load_sweep, protocol_of
 from fedexp.config.options import list_options
@@ -149,6 +149,29 @@ def test_the_order_of_a_column():
     assert (plain["rho"], plain["order_by"]) == (pytest.approx(-1), "mean_of_last(10), plain test")
     assert plain["order"] == "swapped: B above A; C above A; C above B"
     assert order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
+
+
+def cfed_column(protocols, changes):
+    """A column of CFeD's table: three methods in the printed order, of a metric that has no rule."""
+    table = tidy([9.0, 8.0, 7.0], [3.0, 2.0, 1.0]).assign(protocol=protocols, changes=changes, note="", rule="")
+    table["printed"] = [3.0, 2.0, 1.0]
+    return with_order(table.assign(**dict.fromkeys(COLUMN, "x")))
+
+
+def test_runs_on_other_data_are_judged_by_order_alone():
+    """The bundled titles: 10,000 of 502,180. Not beside runs in full, nor with other options, nor mixed."""
+    other = "data: 10,000 training examples, not 502,180"
+    found = cfed_column("reduced", other)
+    assert found["rho"].tolist() == pytest.approx([1, 1, 1])
+    assert set(found["order_by"]) == {"the value in the table, on other data"}
+    assert set(cfed_column("full", "")["order_by"]) == {"the value in the table"}
+    assert set(cfed_column("reduced", f"rounds=5; {other}")["order"]) == {""}
+    assert set(cfed_column("reduced", f"older code: FedCurv (x); {other}")["order"]) == {""}
+    assert cfed_column(["full", "reduced", "reduced"], ["", other, other])["order"].tolist() == [
+        "not judged: 1 of 3 methods", "", ""
+    ]  # fmt: skip
+    mixed = cfed_column("reduced", [other, other, "data: 9 classes, not 10"])
+    assert mixed["order"].tolist() == ["not judged: 2 of 3 methods"] * 2 + [""]
 
 
 # --- sweeps

@@ -140,6 +140,9 @@ NOT_EXECUTED = {
     "python -m benchmarks --local-evaluation": MINUTES,
     "python -m benchmarks.peers": MINUTES,
     "python -m benchmarks.growth": MINUTES,
+    "python -m benchmarks.pairs": MINUTES,
+    "python -m benchmarks.pairs views": MINUTES,
+    "python -m benchmarks.pairs fedreg --quick --rounds=3 --set participation=0.2": MINUTES,
     "python -m benchmarks.gpu": "needs a GPU",
     "python -m benchmarks.convolutions": "needs a GPU",
 }

@@ -14,6 +14,7 @@ from fedexp.analysis import compare, layout, paper_table, parts, readings
 from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import WHERE, load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
+from fedexp.analysis.search import sections
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
 from fedexp.analysis.sweep_figures import look_of_sweep, make_sweep_figures
 from fedexp.config.options import conf_directory
@@ -77,13 +78,22 @@ class Tables:
 
 def tables_of(directory: Path, jobs: Sequence[RunDirectory]) -> Tables | None:
     """Return the tables of the jobs of a sweep, finished or not; None where no run is over."""
-    sweep, runs = sweep_of(directory), [run for run in jobs if run.finished]
+    sweep, runs = sweep_of(directory), without_repeats([run for run in jobs if run.finished])
     if not runs:
         return None
     targets = rounds_to_targets(runs, printed_targets(sweep, runs) if sweep is not None else {})
     if sweep is not None and compare.printed_cells(sweep):
         return Tables(tidy_table(sweep, directory.absolute(), jobs), targets, sweep)
     return Tables(means(runs), targets, None)
+
+
+def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Return the runs without those of a seed that was run again with more test views."""
+    most: dict[tuple[str, Any], int] = {}
+    for run in runs:
+        name = key_of(run)[0], run.summary.get("seed")
+        most[name] = max(len(run.views), most.get(name, 0))
+    return [run for run in runs if len(run.views) == most[key_of(run)[0], run.summary.get("seed")]]
 
 
 def tidy_table(sweep: Sweep, directory: Path, jobs: Sequence[RunDirectory]) -> pd.DataFrame:
@@ -120,13 +130,15 @@ def write_tables(directory: Path, source: Path | None = None, asked: paper_table
     tables = tables_of(directory, jobs)
     if tables is None:
         return []
-    tidy, targets = tables.tidy, tables.targets
+    tidy, targets, search = tables.tidy, tables.targets, sweep_of(directory)
     if tables.sweep is not None:
         shown, head = parts.all_parts(tidy), heading(tables.sweep, tidy)
     else:
         head = f"# {directory.name}\n"
         means_ = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
         shown = [layout.Section("", means_)]
+        if search is not None and search.choose:
+            shown += sections(search, [run for run in jobs if run.finished])
     head += "".join(f"\n{line}\n" for line in left_out)
     own_layout = paper_table.Layout() if asked is None else asked
     if tables.sweep is None or own_layout != paper_table.Layout():

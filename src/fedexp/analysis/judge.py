@@ -15,6 +15,7 @@ TOLERANCES = (
     f"ours, whichever is most; forgetting and alignment by {FORGETTING}, rounds and speed-ups by {RELATIVE:.0%}, or "
     "two standard errors. A standard error is taken from the seeds or, where there is one, from the last ten rounds."
 )
+DATA, TABLE = "on other data", "the value in the table"  # of metrics without a rule
 COLUMN = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "metric")
 
 
@@ -67,13 +68,22 @@ def verdict(
 
 def with_order(tidy: pd.DataFrame) -> pd.DataFrame:
     """Return the tidy table with `rho`, `order` and `order_by`: of every column of the paper's table, the verdict on
-    the order of its methods. Only runs at the full protocol and prints that are not suspect take part."""
+    the order of its methods. Prints that are not suspect take part, and runs at the full protocol; where there are
+    none, those that depart from it in their data alone, all in the same way: their values are not judged."""
     found = pd.DataFrame({"rho": None, "order": "", "order_by": ""}, index=tidy.index, dtype=object)
-    fit = (tidy["protocol"] == "full") & tidy["printed"].notna() & ~tidy["note"].str.startswith(("suspect", "failed"))
-    for _, column in tidy[fit].groupby(list(COLUMN), sort=False):
-        for key, value in order(column).items():
-            found.loc[column.index, key] = value
+    known = tidy["printed"].notna() & ~tidy["note"].str.startswith(("suspect", "failed"))
+    full, other = tidy["protocol"] == "full", tidy["changes"].map(is_of_data)
+    for _, column in tidy[known & (full | other)].groupby(list(COLUMN), sort=False):
+        whole = column["protocol"] == "full"
+        alike = column[whole if whole.any() else column["changes"] == column["changes"].mode()[0]]
+        for key, value in order(alike).items():
+            found.loc[alike.index, key] = value if whole.any() or key != "order_by" or not value else f"{value}, {DATA}"
     return tidy.assign(rho=found["rho"].astype(float), order=found["order"], order_by=found["order_by"])
+
+
+def is_of_data(changes: str) -> bool:
+    """Return whether runs depart from the protocol, and in their data alone."""
+    return bool(changes) and all(text.startswith("data: ") for text in changes.split("; "))
 
 
 def order(column: pd.DataFrame) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def order(column: pd.DataFrame) -> dict[str, Any]:
     return {
         "rho": spearman(known[ours], known["printed"]),
         "order": f"swapped: {'; '.join(swaps)}" if swaps else "no swap beyond noise",
-        "order_by": str(known["rule"].iloc[0]) if ruled else "mean_of_last(10), plain test",
+        "order_by": (str(known["rule"].iloc[0]) or TABLE) if ruled else "mean_of_last(10), plain test",
     }
 
 

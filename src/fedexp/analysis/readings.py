@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from fedexp.analysis import compare
-from fedexp.analysis.layout import Section
+from fedexp.analysis.layout import Section, number
 from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
 from fedexp.rundir.reader import RunDirectory
 
@@ -72,8 +72,18 @@ def first(tidy: pd.DataFrame) -> pd.DataFrame:
     return tidy[tidy["reading"] == ""] if "reading" in tidy else tidy
 
 
+def distances(tidy: pd.DataFrame, cells: pd.DataFrame) -> pd.Series:
+    """Return reading -> mean distance from the print over these cells of the first reading of a method."""
+    place = [name for name in KEY if name != "method"]
+    method = str(cells["method"].iloc[0])
+    mine = (tidy["method"] == method) | tidy["method"].str.startswith(f"{method} (")
+    same = tidy[mine].merge(cells[place].drop_duplicates(), on=place)
+    return same["difference"].astype(float).abs().groupby(same["method"], sort=False).mean()
+
+
 def sections(tidy: pd.DataFrame) -> list[Section]:
-    """Return which reading of a method is closer to the print, and in how many of its cells; [] where none has both."""
+    """Return which reading of a method is closer to the print under the paper's rule, in how many of its cells, and how
+    far from the print each is in the mean; [] where no cell has been run in all its readings."""
     known = first(tidy)
     known = known[known["closest"] != ""] if "closest" in known else known[:0]
     if not len(known):
@@ -83,6 +93,11 @@ def sections(tidy: pd.DataFrame) -> list[Section]:
         count = Counter(group["closest"])
         rows.setdefault(str(method), {})[str(metric)] = ", ".join(
             f"{name}: {n} of {len(group)}" for name, n in count.most_common()
+        )
+        far = distances(tidy, group).sort_values(kind="stable")
+        unit = str(group["unit"].iloc[0])
+        rows[str(method)][f"{metric}, mean distance"] = ", ".join(
+            f"{name}: {number(value, unit, str(metric))}" for name, value in far.items()
         )
     return [
         Section("Readings of a printed value: the closer one", pd.DataFrame.from_dict(rows, orient="index").fillna(""))

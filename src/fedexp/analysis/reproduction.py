@@ -1,8 +1,9 @@
-"""`fedexp reproduction`: writes REPRODUCTION.md from the committed tables and the notes beside them.
+"""`fedexp reproduction`: writes REPRODUCTION.md from the committed tables, runs and the notes beside them.
 
-Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written; the runs are not needed) and
+Read are `multirun/<sweep>/table.csv` (what `fedexp report` has written), `multirun/<sweep>/runs` (what `fedexp report
+--keep` has written), of which it draws learning curves into `docs/reproduction/curves`, and
 `docs/reproduction/<name>.md`: `intro.md` first, the notes on a sweep under its table, any others at the end. With
-`--check` nothing is written; the exit code is 1 where the file is not current. `--status` writes nothing and shows
+`--check` nothing is written; the exit code is 1 where a file is not current. `--status` writes nothing and shows
 what of each table is measured, what that has cost and what the rest would cost.
 """
 
@@ -10,13 +11,13 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis import compare, layout, parts
-from fedexp.analysis.status import status
+from fedexp.analysis import compare, curves, layout, parts
+from fedexp.analysis.status import judged_orders, status
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.core.errors import ConfigError, say
@@ -29,7 +30,12 @@ COLUMNS = ("printed values", "full protocol", "reduced", "seeds", "verdicts", "c
 HOW = (
     "Every table and figure of the four papers that `fedexp --multirun sweep=<name>` runs. *full protocol*: printed "
     "values beside runs with all of the sweep's own knobs; *reduced*: beside runs with others, which are shown but "
-    "never judged, and never mixed with the former. A figure prints no values, so its runs are counted."
+    "never judged, and never mixed with the former; only where the data alone are others, the order of the methods is. "
+    "A figure prints no values, so its runs are counted."
+)
+CURVES = (
+    "A picture for each setting: the mean over seeds in a band of one standard deviation, in the plain test and, where "
+    "it was run, in the augmented one. Circles: the released code, where it was run."
 )
 
 
@@ -43,21 +49,52 @@ def read_table(path: Path) -> pd.DataFrame | None:
     return table
 
 
-def document(root: Path) -> str:
-    """Return REPRODUCTION.md of a checkout."""
-    folder, names = root / "docs" / "reproduction", list_options("sweep", [conf_directory()])
+def all_files(root: Path) -> dict[Path, str]:
+    """Return path -> content of all that is written in a checkout: REPRODUCTION.md and the curves that it shows.
+
+    Raises ConfigError for a damaged file of a run."""
+    drawn = {sweep.name: curves.pictures(root, sweep) for sweep in all_sweeps()}
+    pictures = {path: text for each in drawn.values() for path, text in each.items()}
+    return {Path("REPRODUCTION.md"): document(root, {name: list(each) for name, each in drawn.items()}), **pictures}
+
+
+def all_sweeps() -> list[Sweep]:
+    return [load_sweep(name, [conf_directory()]) for name in list_options("sweep", [conf_directory()])]
+
+
+def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:
+    """Return REPRODUCTION.md of a checkout. pictures: of each sweep."""
+    folder, sweeps = root / "docs" / "reproduction", all_sweeps()
+    names = [sweep.name for sweep in sweeps]
     notes = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))}
-    sweeps = [load_sweep(name, [conf_directory()]) for name in names]
     tables = {sweep.name: read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps}
-    texts = [HEAD, notes.pop("intro", "# Reproduction"), "## Tables and figures of the papers", HOW]
+    intro = [HEAD, notes.pop("intro", "# Reproduction"), whole(tables)]
+    texts = [*intro, "## Tables and figures of the papers", HOW]
     rows = [facts(sweep, tables[sweep.name]) for sweep in sweeps]
     texts.append(layout.markdown(pd.DataFrame(rows, index=[f"`{name}`" for name in names], columns=list(COLUMNS))))
     for sweep in sweeps:
         note, table = notes.pop(sweep.name, ""), tables[sweep.name]
-        if table is not None or note:
-            texts.append(section(sweep, table, note))
+        if table is not None or note or pictures.get(sweep.name):
+            texts.append(section(sweep, table, note, pictures.get(sweep.name, ())))
     texts += notes.values()
     return "\n\n".join(part.strip() for part in texts) + "\n"
+
+
+def whole(tables: Mapping[str, pd.DataFrame | None]) -> str:
+    """Return in words what all tables together say under the papers' rules."""
+    printed = [parts.printed_once(table) for table in tables.values() if table is not None and "protocol" in table]
+    full = [table[table["protocol"] == "full"] for table in printed]
+    reduced = sum(int((table["protocol"] == "reduced").sum()) for table in printed)
+    verdicts = Counter(text for table in full for text in table["verdict"])
+    orders = [text for table in printed for text in judged_orders(table)]
+    said = ", ".join(f"{number} {kind}" for kind, number in verdicts.most_common())
+    texts = [f"{sum(verdicts.values())} printed values are measured at the full protocol{f': {said}' if said else ''}."]
+    if reduced:
+        texts.append(f"{reduced} are measured with other data, other options or older code, and not judged.")
+    if orders:
+        kept = sum(not text.startswith("swapped") for text in orders)
+        texts.append(f"In {kept} of {len(orders)} columns with enough methods, no two are swapped beyond noise.")
+    return "**Where it stands.** " + " ".join(texts)
 
 
 def facts(sweep: Sweep, table: pd.DataFrame | None) -> list[str]:
@@ -110,8 +147,8 @@ def distinct(values: pd.Series, separator: str) -> list[str]:
     return sorted({part for value in values for part in str(value).split(separator) if part})
 
 
-def section(sweep: Sweep, table: pd.DataFrame | None, note: str) -> str:
-    """Return a section: heading (that of the note, where it has one), what was run, the table, the note."""
+def section(sweep: Sweep, table: pd.DataFrame | None, note: str, pictures: Sequence[Path] = ()) -> str:
+    """Return a section: heading (that of the note, where it has one), what was run, the table, curves, the note."""
     first, _, rest = note.partition("\n")
     title, text = (first, rest.strip()) if first.startswith("#") else (f"## {sweep.title}", note)
     texts = [title]
@@ -122,6 +159,9 @@ def section(sweep: Sweep, table: pd.DataFrame | None, note: str) -> str:
         if compare.printed_cells(sweep):
             texts += [layout.LEGEND, f"Rule: {sweep.rule}. {compare.TOLERANCES}"]
             texts.append(layout.all_markdown(parts.all_parts(table), level=4))
+    if pictures:
+        shown = [f"![Accuracy and forgetting over the rounds]({path.as_posix()})" for path in pictures]
+        texts += ["#### Learning curves of the committed runs", CURVES, *shown]
     return "\n\n".join(part.strip() for part in [*texts, text] if part)
 
 
@@ -136,13 +176,13 @@ def csv_of(sweep: Sweep) -> str:
     return f"multirun/{sweep.name}/table.csv"
 
 
-def show_status(root: Path) -> int:
-    """Print the table of a checkout; return the exit code."""
-    sweeps = [load_sweep(name, [conf_directory()]) for name in list_options("sweep", [conf_directory()])]
+def show_status(root: Path, data: Sequence[Path]) -> int:
+    """Print the table of a checkout; return the exit code. data: where data sets lie."""
+    sweeps = all_sweeps()
     tables = [read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps]
-    data_dir = Path(os.environ.get("FEDEXP_DATA", root / "data"))
+    folders = data or [Path(os.environ.get("FEDEXP_DATA", root / "data"))]
     try:
-        print(status(list(zip(sweeps, tables, strict=True)), root, data_dir), end="")
+        print(status(list(zip(sweeps, tables, strict=True)), root, folders), end="")
     except ConfigError as error:
         return say(str(error))
     return 0
@@ -155,17 +195,51 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp reproductio
         "--check", action="store_true", help="write nothing; exit 1 where REPRODUCTION.md is not current"
     )
     parser.add_argument("--status", action="store_true", help="show what is measured and what the rest would cost")
+    parser.add_argument(
+        "--data-dir",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="with --status: where data sets lie (default: FEDEXP_DATA, else data/ of the checkout); may be repeated",
+    )
     options = parser.parse_args(arguments)
     if not (options.root / "docs" / "reproduction").is_dir():
         print(f"fedexp: no docs/reproduction in {options.root.absolute()}; --root names a checkout", file=sys.stderr)
         return 2
     if options.status:
-        return show_status(options.root)
-    path, text = options.root / "REPRODUCTION.md", document(options.root)
-    if options.check:
-        current = path.exists() and path.read_text(encoding="utf-8") == text
-        print(f"{path} is current" if current else f"{path} is not current: run `fedexp reproduction`")
-        return 0 if current else 1
-    write_atomically(path, text.encode())
-    print(f"  {path}")
+        return show_status(options.root, options.data_dir)
+    try:
+        found = all_files(options.root)
+    except ConfigError as error:
+        return say(str(error))
+    return check_files(options.root, found) if options.check else write_files(options.root, found)
+
+
+def check_files(root: Path, found: Mapping[Path, str]) -> int:
+    """Say which files are not current; return the exit code."""
+    old = [path for path, text in found.items() if not is_current(root / path, text)] + left_over(root, found)
+    for path in old:
+        print(f"{root / path} is not current: run `fedexp reproduction`")
+    if not old:
+        print(f"{root / 'REPRODUCTION.md'} is current")
+    return 1 if old else 0
+
+
+def is_current(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def left_over(root: Path, found: Mapping[Path, str]) -> list[Path]:
+    """Return the pictures of runs that are no longer there."""
+    there = [path.relative_to(root) for path in sorted((root / curves.FOLDER).glob("*.svg"))]
+    return [path for path in there if path not in found]
+
+
+def write_files(root: Path, found: Mapping[Path, str]) -> int:
+    for path, text in found.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(root / path, text.encode())
+        print(f"  {root / path}")
+    for path in left_over(root, found):
+        (root / path).unlink()
     return 0

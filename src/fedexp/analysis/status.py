@@ -17,6 +17,7 @@ from fedexp.analysis.elsewhere import dataset_of
 from fedexp.analysis.judge import COLUMN
 from fedexp.analysis.sweep import Block, Sweep, cell_of
 from fedexp.config.options import conf_directory
+from fedexp.rundir.elsewhere import views_of
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
 
@@ -25,9 +26,9 @@ COLUMNS = ("printed", "measured, by seeds", "within", "outside", "order reproduc
 LEGEND = (
     "measured: printed values with runs at the full protocol; order reproduced: columns of the paper's table without a "
     "swap beyond noise. spent: core hours (seconds of all rounds x threads x workers) on CPUs, GPU hours on GPUs, of "
-    "the runs that are here or kept; left: one run of each job without a measured value, from measured runs of the "
-    "same method, else of the same data (~); missing: data sets without a folder below data_dir, memory that this "
-    "machine lacks."
+    "the runs that are here or kept; left: one run of each job without a value in the view that the paper's rule "
+    "judges, from measured runs of the same method, else of the same data (~); missing: data sets without a folder "
+    "below data_dir (--data-dir), memory that this machine lacks."
 )
 
 
@@ -41,10 +42,11 @@ class Job:
     cells: tuple[tuple[str, str], ...] = ()  # fields of its printed cells
 
     def is_in(self, table: pd.DataFrame | None) -> bool:
-        """Return whether a table has its values at the full protocol, wherever its runs are now."""
+        """Return whether a table has its values at the full protocol and in the view of the rule, wherever its runs
+        are now."""
         if table is None or "protocol" not in table or not self.cells:
             return False
-        mine = table["protocol"] == "full"
+        mine = (table["protocol"] == "full") & (table["verdict"] != layout.NO_VIEW)
         for name, value in self.cells:
             mine &= table[name].astype(str) == value
         return bool(mine.any())
@@ -114,6 +116,13 @@ class Standing:
     runs: dict[Job, list[RunDirectory]]
     spent: Hours
 
+    @property
+    def open(self) -> list[Job]:
+        """Return the jobs without a run in the view of the rule."""
+        view = self.sweep.rule.view
+        done = {job for job, runs in self.runs.items() if any(view in views_of(run.config) for run in runs)}
+        return [job for job in self.runs if job not in done and not job.is_in(self.table)]
+
 
 def standing(sweep: Sweep, table: pd.DataFrame | None, directory: Path) -> Standing:
     """directory: of the sweep, which need not be there."""
@@ -134,28 +143,28 @@ def standing(sweep: Sweep, table: pd.DataFrame | None, directory: Path) -> Stand
     return Standing(sweep, table, runs, spent)
 
 
-def status(sweeps: Sequence[tuple[Sweep, pd.DataFrame | None]], root: Path, data_dir: Path) -> str:
-    """The table of `--status`. root: the checkout; data_dir: where data sets lie."""
+def status(sweeps: Sequence[tuple[Sweep, pd.DataFrame | None]], root: Path, data: Sequence[Path]) -> str:
+    """The table of `--status`. root: the checkout; data: directories in which data sets lie."""
     found = [standing(sweep, table, root / "multirun" / sweep.name) for sweep, table in sweeps]
     costs = Costs()
     for each in found:
         for job, runs in each.runs.items():
             for run in runs:
                 costs.add(job, run)
-    rows = [row(each, costs, data_dir) for each in found]
+    rows = [row(each, costs, data) for each in found]
     names = [f"`{each.sweep.name}`" for each in found]
     return f"{layout.markdown(pd.DataFrame(rows, index=names, columns=list(COLUMNS)))}\n{LEGEND}\n"
 
 
-def row(each: Standing, costs: Costs, data_dir: Path) -> list[str]:
+def row(each: Standing, costs: Costs, data: Sequence[Path]) -> list[str]:
     """A row of the table."""
     printed = [cell for cell in compare.printed_cells(each.sweep) if cell["method"] != "(all)"]
     full = None if each.table is None or "protocol" not in each.table else each.table[each.table["protocol"] == "full"]
-    open_jobs = [job for job, runs in each.runs.items() if not runs and not job.is_in(each.table)]
     texts = ["", "", "", ""]
     if full is not None:
         seeds = sorted(Counter(full["n"].astype(int)).items())
-        verdicts, orders = Counter(full["verdict"]), judged_orders(full)
+        assert each.table is not None
+        verdicts, orders = Counter(full["verdict"]), judged_orders(each.table)
         texts = [
             ", ".join(f"{number} with {n} seed{'s' if n > 1 else ''}" for n, number in seeds) or "0",
             str(verdicts["within"]),
@@ -166,13 +175,14 @@ def row(each: Standing, costs: Costs, data_dir: Path) -> list[str]:
         str(len(printed) or "-"),
         *texts,
         str(each.spent),
-        left(open_jobs, len(each.runs), costs),
-        missing(open_jobs, costs, data_dir),
+        left(each.open, len(each.runs), costs),
+        missing(each.open, costs, data),
     ]
 
 
 def judged_orders(table: pd.DataFrame) -> list[str]:
-    """The verdict on the order of the methods of each column of the paper's table that has one."""
+    """The verdict on the order of the methods of each column of the paper's table that has one, of one on other data
+    too."""
     judged = table[table["order_by"].fillna("") != ""]
     return [str(group["order"].iloc[0]) for _, group in judged.groupby(list(COLUMN), sort=False)]
 
@@ -192,10 +202,10 @@ def left(jobs: Sequence[Job], total: int, costs: Costs) -> str:
     return f"{len(jobs)} of {total} jobs: " + (" or ".join(parts) or "not measured")
 
 
-def missing(jobs: Sequence[Job], costs: Costs, data_dir: Path) -> str:
+def missing(jobs: Sequence[Job], costs: Costs, data: Sequence[Path]) -> str:
     """Data sets that are not here, and memory that this machine has not, for these jobs."""
     needed = sorted({job.dataset for job in jobs})
-    absent = [name for name in needed if not is_here(name, data_dir)]
+    absent = [name for name in needed if not any(is_here(name, folder) for folder in data)]
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     large = [f"{name}: {costs.memory[name] / 1e9:.0f} GB" for name in needed if costs.memory.get(name, 0) > there > 0]
     return "; ".join([*([f"data: {', '.join(absent)}"] if absent else []), *large])

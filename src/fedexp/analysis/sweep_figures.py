@@ -7,11 +7,11 @@ values, `<setting>_<parameter>.png` (FedNTD Fig. 15 and 16).
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 UNSAID = ("seed", "tracker", *WHERE, "figures", "hydra", "data_dir", "checkpoint_interval", "profile",
           "forgetting_metric", "test_views", "evaluate_on", "objective", "resume")  # fmt: skip
 SAID = ("experiment=", "dataset=", "partition=", "algorithm=")
+
+
+class Told(Protocol):
+    """A run, as far as names of settings and methods follow from it."""
+
+    @property
+    def overrides(self) -> Sequence[str]: ...
+
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -158,16 +168,16 @@ def by_seed(runs: Sequence[RunDirectory]) -> tuple[RunDirectory, ...]:
     return tuple(sorted(runs, key=lambda run: run.summary.get("seed") or 0))
 
 
-def said(run: RunDirectory) -> list[str]:
+def said(run: Told) -> list[str]:
     """Return the overrides that say what was run."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
 
 
-def shared_overrides(runs: Sequence[RunDirectory]) -> set[str]:
+def shared_overrides(runs: Sequence[Told]) -> set[str]:
     return set.intersection(*(set(said(run)) for run in runs)) if runs else set()
 
 
-def names(run: RunDirectory, shared: set[str], single: bool, without: str = "") -> tuple[str, str]:
+def names(run: Told, shared: set[str], single: bool, without: str = "") -> tuple[str, str]:
     """Return (setting, method). single: all runs have one algorithm, and what else varies is its. without: a key to
     leave out."""
     texts = [text for text in said(run) if text.partition("=")[0] != without]

@@ -1,0 +1,121 @@
+"""Two ways of the same run against each other: processor seconds of a round, in turn (A B A B), and their ratio.
+
+- views: test_views=[plain] against [plain,augmented]
+- fedreg: FedReg with pseudo and perturbed data ascended one after the other, each from a first gradient of its own,
+  against both in one batch that shares it; and how far the models of the two are apart after the rounds
+
+Both are played in this process on one thread, and the time is that of the process, so other programs on the machine
+disturb little. Workload W1 (README.md) on CIFAR-10 below FEDEXP_DATA; --quick: digits, which shows that all works.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch.func import grad
+from torch.nn import functional
+
+from benchmarks import w1
+from fedexp.algorithms.fedreg import FedReg
+from fedexp.algorithms.interfaces import Batch, Network
+from fedexp.config.build import build
+from fedexp.config.options import conf_directory
+from fedexp.core.tree import Params
+from fedexp.training.experiment import Experiment, State
+from fedexp.training.prepare import prepare
+from fedexp.training.recorder import RoundResult
+from fedexp.training.rounds import play_round
+
+HERE = ("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "tracker=none")
+QUICK = ("dataset=digits", "local.epochs=1", "dataset.augmentation.crop_padding=1", "partition.min_size=1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneByOne(FedReg):
+    """FedReg as it was: two ascents one after the other."""
+
+    def ascend(self, net: Network, model: Params, batch: Batch) -> tuple[torch.Tensor, ...]:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return functional.cross_entropy(net(model, x).logits, batch.y, reduction="sum")
+
+        found = []
+        for eta in (self.eta_s, self.eta_s * self.eta_ratio):
+            x = batch.x
+            for _ in range(self.ascent):
+                x = x + eta * grad(loss)(x).sign()
+            found.append(x)
+        return tuple(found)
+
+
+def experiment(*overrides: str) -> Experiment:
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        return prepare(build(compose("config", overrides=[*overrides, *HERE]))).experiment
+
+
+def views(data: Sequence[str]) -> dict[str, Experiment]:
+    both = ("[plain]", "[plain,augmented]")
+    return {text: experiment(*data, "algorithm=fedavg", f"test_views={text}") for text in both}
+
+
+def fedreg(data: Sequence[str]) -> dict[str, Experiment]:
+    ours = experiment(*data, "algorithm=fedreg")
+    values = {field.name: getattr(ours.algorithm, field.name) for field in fields(ours.algorithm)}
+    return {"one after the other": replace(ours, algorithm=OneByOne(**values)), "in one batch": ours}
+
+
+PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Experiment]]] = {"views": views, "fedreg": fedreg}
+
+
+def compare(pair: dict[str, Experiment], rounds: int) -> tuple[dict[str, list[float]], float]:
+    """Play the rounds of both in turn, after one that warms up. Return (way -> seconds of each round, largest
+    difference of a weight of the two models over the largest weight)."""
+    states = {name: each.initial_state() for name, each in pair.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in pair}
+    for number in range(rounds + 1):
+        for name, each in pair.items():
+            start = time.process_time()
+            advance(states[name], play_round(each, states[name]))
+            if number:
+                seconds[name].append(time.process_time() - start)
+    one, other = (state.server["params"] for state in states.values())
+    apart = max(float((one[k] - other[k]).abs().max()) for k in one)
+    return seconds, apart / max(float(value.abs().max()) for value in one.values())
+
+
+def advance(state: State, result: RoundResult) -> None:
+    state.server, state.round = result.server, result.round
+    kept = zip(result.cohort.clients, result.client_states, strict=True)
+    state.clients.update({client: tree for client, tree in kept if tree})
+
+
+def report(name: str, seconds: dict[str, list[float]], apart: float) -> str:
+    """Return the result in words."""
+    (one, first), (other, second) = seconds.items()
+    ratios = [b / a for a, b in zip(first, second, strict=True)]
+    return (
+        f"{name}: {one} {statistics.median(first):.3f} s a round, {other} {statistics.median(second):.3f} s; ratio "
+        f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} rounds in turn); "
+        f"largest difference of a weight {apart:.1e} of the largest weight"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__)
+    parser.add_argument("pairs", nargs="*", choices=[[], *PAIRS], help="default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each; one more warms up")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as local.epochs=1")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(arguments)
+    data = [*(QUICK if options.quick else (*w1.OVERRIDES, *w1.data_overrides())), *options.set]
+    for name in options.pairs or PAIRS:
+        print(report(name, *compare(PAIRS[name](data), options.rounds)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Values that were corrected after audits of the papers' sources: what a command line resolves to."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedexp.analysis.sweep import expand, launches, load_sweep
+from toy_federation import CONF, composed
+
+VALUES = [
+    ("algorithm=fedka", {"algorithm.beta": 0.01, "algorithm.reduction": "sum"}),  # 0.1 and more are unstable
+    ("algorithm=fedpac", {"algorithm.head_lr": 0.01}),  # under momentum 0.9
+    ("algorithm=fedfomo", {"algorithm.distance": "l1"}),  # the released code's default
+    # FedReg by data set: its authors' values, and their local learning rate.
+    ("dataset=cinic10 algorithm=fedreg", {"algorithm.gamma": 0.5, "algorithm.eta_s": 0.1, "local.lr": 0.1}),
+    ("dataset=femnist algorithm=fedreg", {"algorithm.gamma": 0.5, "algorithm.eta_s": 0.1, "local.lr": 0.1}),
+    ("experiment=flashback/femnist_3432", {"partition.choice": "largest"}),
+    ("experiment=flashback/femnist_500", {"partition.choice": "random"}),
+    # CFeD's images: the released rate, raw pixels (a standard deviation of 1 / 255), weights from a file.
+    ("experiment=cfed/image_class", {"local.lr": 5e-5, "dataset.mean": [0, 0, 0], "dataset.std": [1 / 255] * 3,
+                                     "model.weights": None}),
+    # Centralised DMC as released: both models start from the old one, with one rate and number of epochs.
+    ("algorithm=dmc scenario=class_incremental surrogate.fraction=0.1",
+     {"algorithm.student": "global", "algorithm.new_model": "old", "algorithm.epochs_factor": 1,
+      "algorithm.rate_factor": 1.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "wanted"), VALUES)
+def test_corrected_values(line, wanted):
+    config = composed(*line.split())
+    assert {key: OmegaConf.select(config, key) for key in wanted} == wanted
+
+
+def jobs(name):
+    return [frozenset(job) for line in launches(load_sweep(name, [CONF]), []) for job in expand(line)]
+
+
+def test_fig_15_has_plain_kl():
+    found = [job for job in jobs("fedntd_fig15") if "algorithm=fedntd" in job]
+    assert len(found) > 10
+    assert all("algorithm.tau_squared=false" in job for job in found)
+
+
+def test_table_14_has_both_reductions():
+    both = jobs("fedntd_table14"), jobs("fedntd_table14_mean")
+    changed = [{job for job in found if "algorithm.distance=mse" in job} for found in both]
+    assert {job | {"algorithm.mse_reduction=mean"} for job in changed[0]} == changed[1]
+
+
+def test_the_released_readings():
+    found = jobs("fedntd_table1_released")
+    methods = {next(text for text in job if text.startswith("algorithm=")): job for job in found}
+    assert "algorithm.mu=1.0" in methods["algorithm=fedprox"]
+    assert "algorithm.mu=0.1" in methods["algorithm=moon"]
+    assert "algorithm.variant=ccvr_frozen" in methods["algorithm=fednova"]
+    assert len(found) == 3 * 14
+
+
+def test_fedka_s_search_has_four_values_of_four_methods_on_three_data_sets():
+    found = jobs("fedka_search")
+    assert len(found) == 4 * 4 * 3
+    assert {text.partition("=")[2] for job in found for text in job if text.startswith("algorithm.beta=")} == {
+        "0.5", "0.1", "0.01", "0.001"
+    }  # fmt: skip
+
+
+def test_the_rates_of_cfed_s_centralised_baselines():
+    """1e-3 in the first reading, 1e-6 in the second, for the same jobs."""
+    first = {job for job in jobs("cfed_table1") if "local.lr=1e-3" in job and "algorithm=cfed_c" not in job}
+    second = {job - {"local.lr=1e-6"} | {"local.lr=1e-3"} for job in jobs("cfed_table1_lr1e-6")}
+    assert first == second

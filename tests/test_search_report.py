@@ -1,0 +1,36 @@
+"""Searches: the report names the best value of each method by the rule."""
+
+from fedexp.analysis.aggregate import mark, write_tables
+from fedexp.analysis.sweep import load_sweep
+from fedexp.config.options import list_options
+from test_compare import make_run
+from toy_federation import CONF
+
+CIFAR = "experiment=fedka/cifar10"
+
+
+def test_the_best_value_of_each_method(tmp_path):
+    """FedKA: beta 0.1 has 50 and 60 % (mean 55), 0.01 has 57, 0.5 diverged at a higher accuracy; FedProx one value."""
+    for i, (beta, accuracy) in enumerate([("0.1", 0.5), ("0.1", 0.6), ("0.01", 0.57), ("0.5", 0.9)]):
+        status = "diverged" if beta == "0.5" else "completed"
+        overrides = [CIFAR, f"algorithm.beta={beta}", "algorithm=fedka", f"seed={i}"]
+        make_run(tmp_path, overrides, [accuracy], status=status)
+    make_run(tmp_path, [CIFAR, "algorithm.mu=1", "algorithm=fedprox"], [0.4])
+    mark(tmp_path, "fedka_search")
+    write_tables(tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "### Chosen values: the highest accuracy in the last round, mean over seeds" in text
+    assert "| fedka fedka/cifar10 | `algorithm.beta=0.01` | 0.1: 55.00, 0.01: 57.00; 2 of 4 without a number |" in text
+    assert "| fedprox fedka/cifar10 | `algorithm.mu=1` | 1: 40.00; 3 of 4 without a number |" in text
+
+
+def test_which_sweeps_are_searches():
+    found = [name for name in list_options("sweep", [CONF]) if load_sweep(name, [CONF]).choose]
+    assert found == ["fedka_search"]
+    assert not load_sweep("fedntd_fig15", [CONF]).choose
+
+
+def test_a_search_has_one_key_and_one_setting():
+    for block in load_sweep("fedka_search", [CONF]).blocks:
+        assert len(block.axes) == 2
+        assert len([key for key in block.axes if "." in key]) == 1
