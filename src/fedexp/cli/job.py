@@ -22,7 +22,7 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
-from fedexp.core.storage import shorten
+from fedexp.core.storage import regular, shorten
 
 if TYPE_CHECKING:
     from fedexp.training.job import Job
@@ -203,7 +203,7 @@ def is_finished(directory: Path) -> bool:
     from fedexp.rundir import files
 
     try:
-        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(regular(directory / files.SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError):
