@@ -61,9 +61,12 @@ docs: $(STAMP) ## the documentation as pages, into site/ (installs the extra `do
 	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(PIP_INSTALL) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
+# --strict: a package that the index does not know is an error. Without it "no known vulnerabilities" may mean that
+# none was looked up.
 audit: $(STAMP) ## known vulnerabilities of what is installed (needs a network)
 	@$(PIP_INSTALL) pip-audit
-	$(BIN)/pip-audit --skip-editable
+	@$(BIN)/python -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' | sed 's/+.*//' >$(VENV)/audited.txt
+	$(BIN)/pip-audit --strict --no-deps --disable-pip -r $(VENV)/audited.txt
 
 constraints: $(STAMP) ## writes the versions of this environment to constraints.txt
 	@head -n 3 constraints.txt >$(VENV)/constraints.txt

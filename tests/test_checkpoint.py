@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -348,6 +349,12 @@ STRANGE = {  # a checkpoint that loads, and what is said of it
     "accuracy of other rounds": (lambda state: state["accuracy"].reverse(), "the rounds of accuracy"),
     "tasks that the run has not": (put([(0, [0.5])], "tasks"), "the rounds of tasks"),
 }
+
+
+def test_the_documentation_counts_the_cases():
+    text = (Path(__file__).parents[1] / "docs/reliability.md").read_text(encoding="utf-8")
+    assert f"rows missing or changed | {len(DAMAGES)} ways |" in text
+    assert f"shapes, names | {len(STRANGE)} ways |" in text
 
 
 @pytest.mark.parametrize("name", STRANGE)

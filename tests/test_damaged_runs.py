@@ -2,6 +2,7 @@
 left out and run again; it never takes away the tables of the others, and no command ends in a traceback."""
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,7 @@ DAMAGES = {
     "missing": lambda path: path.unlink(),
     "folder": as_folder,
     "link to nothing": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),  # which would be waited for
     "nan": lambda path: replace_numbers(path, "NaN" if path.suffix == ".json" else ".nan"),
     "huge": lambda path: replace_numbers(path, "1.0e+999"),
     "large": lambda path: replace_numbers(path, "9" * 400),
@@ -99,6 +101,11 @@ def hurt(sweep, name, damage):
 def is_damaged(name, damage):
     """A run without a summary has not come to its end; nothing there is damaged."""
     return (name, damage) != ("summary.json", "missing")
+
+
+def test_the_documentation_counts_the_cases():
+    text = (Path(__file__).parents[1] / "docs/reliability.md").read_text(encoding="utf-8")
+    assert f"| {len(FILES)} files, {len(DAMAGES)} ways, 6 commands |" in text
 
 
 def test_what_is_sound_is_complete(sweep):

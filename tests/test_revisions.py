@@ -105,7 +105,7 @@ def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
     with pytest.raises(ConfigError, match=r"algorithm\.revision: \(absent\) there, 2 asked for"):
         check_resume(tmp_path / "multirun" / "old" / "run", values)
     (tmp_path / f"job_{former_hash(as_before(values))}").mkdir()
-    assert found_name(tmp_path, "job", values) == f"job_{fingerprint(values)[2:10]}"
+    assert found_name(tmp_path, ["job"], values) == f"job_{fingerprint(values)[2:10]}"
 
 
 def test_older_code_is_shown_but_not_judged(tmp_path):

@@ -297,6 +297,19 @@ def test_a_bomb_of_aliases_is_refused_within_seconds(fedexp, tmp_path, more):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["bomb", "pipe"])
+def test_a_named_sweep_that_would_stop_its_reader(fedexp, tmp_path, kind):
+    path = tmp_path / "conf/sweep/mine.yaml"
+    path.parent.mkdir(parents=True)
+    if kind == "bomb":
+        path.write_text("# Mine.\npaper: x\ntable: x\nblocks: []\n" + BOMB)
+    else:
+        os.mkfifo(path)
+    words = "aliases stand for more than 10,000 values" if kind == "bomb" else "is not a file"
+    refused(fedexp("--multirun", "--config-dir", "conf", "sweep=mine"), "mine.yaml", words)
+
+
 @pytest.mark.parametrize("name", [".hydra/overrides.yaml", "config.yaml"])
 def test_a_bomb_of_aliases_in_a_run_directory(fedexp, theirs, name):
     (theirs / name).write_text(BOMB)

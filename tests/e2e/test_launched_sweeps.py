@@ -118,12 +118,47 @@ def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
         assert_same_run(directory, Path("multirun/joblib", directory.name))
 
 
-def kill_one(sweep: Path) -> Path:
-    """Kills the process of the first job that has got somewhere; the directory of the job."""
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_removed_directory_of_a_job_of_joblib(sweep, tmp_path):
+    """The job is told of and counts as failed; the others and the table are whole; the same command mends it."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
+    with ThreadPoolExecutor() as pool:
+        removal = pool.submit(remove_one, tmp_path / "multirun/joblib")
+        answer = sweep("joblib", *arguments)
+    removed = removal.result()
+    assert answer.code == 1, answer.err
+    assert "Traceback" not in answer.err
+    assert f"{removed.name}: " in answer.err
+    assert "removed" in answer.err
+    (left,) = tmp_path.glob("multirun/joblib/digits_*/summary.json")
+    assert json.loads(left.read_text())["status"] == "completed"
+    assert left.parent.name != removed.name
+    answer = sweep("joblib", *arguments)
+    assert answer.code == 0, answer.err
+    assert json.loads((removed / "summary.json").read_text())["status"] == "completed"
+
+
+def first_job(sweep: Path) -> Path:
+    """Return the directory of the first job that has got somewhere."""
     while not (found := [path for path in sweep.glob("*/rounds.csv") if len(path.read_text().splitlines()) > 3]):
         time.sleep(0.05)
-    os.kill(json.loads((found[0].parent / ".owner.json").read_text())["process"], signal.SIGKILL)
     return found[0].parent
+
+
+def kill_one(sweep: Path) -> Path:
+    """Kill the process of the first job; return the job's directory."""
+    job = first_job(sweep)
+    os.kill(json.loads((job / ".owner.json").read_text())["process"], signal.SIGKILL)
+    return job
+
+
+def remove_one(sweep: Path) -> Path:
+    """Remove the directory of the first job; return it."""
+    job = first_job(sweep)
+    job.rename(sweep.parent / "removed")  # at once: nothing is written in between
+    return job
 
 
 @pytest.mark.slow

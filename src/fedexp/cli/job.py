@@ -25,7 +25,7 @@ from fedexp.core.errors import (
     say_no_memory,
 )
 from fedexp.core.objective import objective_name, value_of
-from fedexp.core.storage import shorten
+from fedexp.core.storage import regular, shorten
 
 if TYPE_CHECKING:
     from fedexp.training.place import Job
@@ -235,7 +235,7 @@ def is_finished(directory: Path) -> bool:
     from fedexp.rundir import files
 
     try:
-        summary = json.loads((directory / files.SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(regular(directory / files.SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError):

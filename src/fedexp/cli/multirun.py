@@ -11,7 +11,7 @@ from fedexp.cli.arguments import Asked
 from fedexp.cli.callbacks import NOTES, SweepWatch, failures
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import FAILED, say
-from fedexp.core.storage import shorten
+from fedexp.core.storage import regular, shorten
 
 if TYPE_CHECKING:
     from fedexp.cli.budget import Queue
@@ -94,7 +94,7 @@ def failed(sweep: Path, before: Mapping[Path, Any], elsewhere: bool = False) -> 
 
 def error_in(note: Path) -> str:
     try:
-        return str(json.loads(note.read_text(encoding="utf-8"))["error"])
+        return str(json.loads(regular(note).read_text(encoding="utf-8"))["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return f"{note}: cannot be read"
 
@@ -102,7 +102,7 @@ def error_in(note: Path) -> str:
 def failure_code(path: Path) -> int:
     """Return the exit code of a failed job as `record_failure` has left it."""
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["exit_code"])
+        return int(json.loads(regular(path).read_text(encoding="utf-8"))["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):
         return FAILED
 

@@ -18,6 +18,7 @@ import yaml
 from fedexp.cli.job import log_to_console
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
+from fedexp.core.storage import regular
 from fedexp.rundir import files
 from fedexp.rundir.links import require_no_way_out
 from fedexp.rundir.reader import RunDirectory
@@ -111,7 +112,7 @@ def config_of_sweep(directory: Path) -> dict[str, Any]:
 def read_table(path: Path) -> pd.DataFrame:
     """A table of a sweep. Raises ConfigError."""
     try:
-        return pd.read_csv(path)
+        return pd.read_csv(regular(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
 

@@ -3,9 +3,11 @@
 torch is imported late: figures and tables are made without it.
 """
 
+import errno
 import io
 import json
 import os
+import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
 def shorten(path: Path) -> Path:
     """Return the path relative to the working directory where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def regular(path: Path) -> Path:
+    """Return the path of a file that is to be read. Raises OSError for whatever else is there: in somebody else's
+    directory it may be a named pipe, which would be waited for, or a device."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "is not a file", str(path))
+    return path
 
 
 @contextmanager

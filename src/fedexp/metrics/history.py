@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import regular
 from fedexp.core.views import PLAIN, file_of
 from fedexp.data.partition import Partition, later_partitions, load_npz, save_npz
 
@@ -202,7 +203,7 @@ def _read_class_accuracy(path: Path, classes: int) -> tuple[np.ndarray, np.ndarr
     """Read the tidy file `round,class,accuracy` as rounds [T+1], accuracies [T+1, C]; an empty accuracy is nan."""
     table: dict[int, np.ndarray] = {}
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(regular(path), newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 accuracies = table.setdefault(int(row["round"]), np.full(classes, np.nan))
                 accuracies[int(row["class"])] = float(row["accuracy"] or "nan")

@@ -184,7 +184,6 @@ def former_hash(container: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
     free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions", "keep_models", *LATER))
     flat = flatten(format_1.with_paths(without_neutral(with_revisions(container))))
-    flat = flatten(format_1.with_paths(without_neutral(dict(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -15,6 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import regular
 
 LOCK, OWNER = ".lock", ".owner.json"
 
@@ -48,9 +49,9 @@ def occupied(directory: Path) -> Iterator[None]:
 def owner_of(directory: Path) -> str:
     """Return in words who holds the directory."""
     try:
-        owner = json.loads((directory / OWNER).read_text(encoding="utf-8"))
+        owner = json.loads(regular(directory / OWNER).read_text(encoding="utf-8"))
         return f"process {owner['process']} on {owner['host']} (since {owner['since']})"
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"
 
 

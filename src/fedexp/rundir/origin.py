@@ -47,7 +47,7 @@ def renew(directory: Path, container: Mapping[str, Any]) -> None:
 def read(directory: Path) -> dict[str, Any]:
     """Return the content of the file; {} where there is none that can be read."""
     try:
-        found = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        found = json.loads(storage.regular(directory / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

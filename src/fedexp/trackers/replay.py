@@ -42,16 +42,19 @@ def total_rounds(run: RunDirectory) -> int:
 
 
 def info(run: RunDirectory, wandb_id: str | None) -> RunInfo:
-    """Return what a tracker is told first."""
-    return RunInfo.of(
-        run.directory,
-        run.config,
-        run.summary.get("sweep"),
-        total_rounds=total_rounds(run),
-        first_round=0,
-        classes=tuple(run.class_names or ()),
-        wandb_id=wandb_id,
-    )
+    """Return what a tracker is told first. Raises ConfigError where the configuration lacks what labels are made of."""
+    try:
+        return RunInfo.of(
+            run.directory,
+            run.config,
+            run.summary.get("sweep"),
+            total_rounds=total_rounds(run),
+            first_round=0,
+            classes=tuple(run.class_names or ()),
+            wandb_id=wandb_id,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{run.directory / files.CONFIG}: is not that of a whole run ({error!r})") from error
 
 
 def records(run: RunDirectory) -> Iterator[RoundRecord]:

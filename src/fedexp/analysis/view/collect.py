@@ -17,6 +17,7 @@ from fedexp.analysis import aggregate, compare, layout
 from fedexp.analysis.claims import of_text
 from fedexp.analysis.paper_table import natural
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.storage import regular
 from fedexp.core.views import AUGMENTED, PLAIN, file_of, suffix
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
@@ -157,8 +158,10 @@ def problems_of(run: RunDirectory) -> list[str]:
 
 def error_of(run: RunDirectory) -> str | None:
     """Return the report of a run that failed; None without one that can be read."""
+    if (run.directory / files.ERROR).is_symlink():  # what it leads to would stand in a page that is passed on
+        return None
     try:
-        return (run.directory / files.ERROR).read_bytes().decode("utf-8", "replace")
+        return regular(run.directory / files.ERROR).read_bytes().decode("utf-8", "replace")
     except OSError:
         return None
 
