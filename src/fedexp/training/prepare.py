@@ -10,19 +10,22 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
-from fedexp.core.errors import ConfigError, require_choice
+from fedexp.core.errors import ConfigError, lacks_memory, require_choice
 from fedexp.core.rng import stream, torch_seed
 from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params
 from fedexp.core.views import AUGMENTED
 from fedexp.data.partition import IID, Partition, make_partition
 from fedexp.data.surrogate import Shards
-from fedexp.data.types import Data, DataSource, Draws, Task
+from fedexp.data.types import Data, DataSource, Draws, ImageData, Task
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import FunctionalNetwork, seeded_torch, trainable
 from fedexp.engine.schedule import left_out
+from fedexp.engine.vectorised.graphs import is_out_of_memory
 from fedexp.metrics.forgetting_metric import BackwardTransfer, Metrics, RoundDrop
 from fedexp.models import winograd
+from fedexp.models.own import LogitsOnly, Reading, cannot_read, has_batch_norm, must_be_linear
 from fedexp.rundir.client_states import free_memory, size_of
 from fedexp.training.experiment import Experiment, Stage
 from fedexp.training.public_data import PublicSet, one_of_each
@@ -57,6 +60,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
+        check_parts(module, algorithm)
+        read_like(module, data)
         module = algorithm.adapt(module, divided[0].federation)
     if hardware.convolves == "winograd":
         winograd.convert(module)
@@ -75,6 +80,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         views=tuple(settings.test_views),
         seed=built.seeds.training,
     )
+    check_reads(bench, initial)
+    mixes_examples = model.mixes_examples and has_batch_norm(module)
     engine = hardware.make_engine()
     experiment = Experiment(
         settings=settings,
@@ -87,11 +94,11 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         metrics=metrics,
         initial=algorithm.server_init(initial, divided[0].federation)["params"],
         initial_buffers=bench.net.buffers(),
-        mixes_examples=model.mixes_examples,
+        mixes_examples=mixes_examples,
         cohorts=cohorts,
         server_optimizer=built.server,
         left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
-        if model.mixes_examples
+        if mixes_examples
         else {},
     )
     return Prepared(experiment, hardware)
@@ -193,6 +200,46 @@ def check_task(built: Built) -> None:
         )
     if scenario.name != "none" and built.partition.numbers_all:
         raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
+
+
+def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
+    """Raise ConfigError where an algorithm needs more of a model than its logits, and the model does not say where it
+    is."""
+    classifier, what = dict(module.named_modules()).get("classifier"), ""
+    if algorithm.needs_features and isinstance(module, LogitsOnly):
+        what = "the features of the model, which are the input of its last layer"
+    elif (algorithm.needs_head or algorithm.must_train) and not isinstance(classifier, torch.nn.Linear):
+        what = "the last layer of the model"
+    elif algorithm.must_train and isinstance(classifier, torch.nn.Linear) and classifier.bias is None:
+        raise ConfigError(f"model: its last layer has no bias, which {type(algorithm).__name__} needs")
+    if what:
+        raise ConfigError(
+            f"model: {type(algorithm).__name__} needs {what}: name it in the yaml of the model, such as head: fc "
+            f"(model.head {must_be_linear(getattr(module, 'network', module), None)})"
+        )
+
+
+def read_like(module: torch.nn.Module, data: Data) -> None:
+    """Tell a model that normalises its input anew how the data set has normalised it."""
+    reading = getattr(module, "reading", None)
+    if isinstance(reading, Reading) and isinstance(data, ImageData):
+        reading.normalised_as(data.mean, data.std)
+
+
+@torch.no_grad()
+def check_reads(bench: ClientRuntime, params: Params) -> None:
+    """Raise ConfigError where the network cannot read the examples, or does not return logits."""
+    x, _ = bench.load_test(torch.arange(min(2, len(bench.data.y_test)), device=bench.device))
+    try:
+        output = bench.net(params, x)
+    except Exception as error:
+        if lacks_memory(error) or is_out_of_memory(error):
+            raise
+        raise cannot_read(x, error) from error
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or len(logits) != len(x):
+        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigError(f"model: its network must return logits [examples, classes], got {shape}")
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
