@@ -58,6 +58,8 @@ def test_every_option_composes_and_builds(chosen):
 
 @pytest.mark.parametrize("option", list_options("model", [CONF]))
 def test_every_model_runs_on_colour_images_or_texts(option):
+    if option == "timm":
+        pytest.importorskip("timm")
     model = build(composed(f"model={option}")).model
     if model.reads == "images":
         output = (network := model.build((3, 32, 32), 7))(torch.zeros(2, 3, 32, 32))

@@ -1,5 +1,6 @@
 """docs/guide/your_own_parts.md, followed to the letter: its files are written out of tree, its commands are run."""
 
+import json
 import os
 import re
 import shlex
@@ -49,7 +50,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the package and the yaml files of the page."""
     directory = tmp_path_factory.mktemp("out_of_tree")
     written = FILES.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(written) == 6, [path for path, _ in written]
+    assert len(written) == 10, [path for path, _ in written]
     for path, text in written:
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(text, encoding="utf-8")
@@ -116,6 +117,28 @@ def test_data_set(workplace: Path):
     clients = pd.read_csv(workplace / "images" / "clients.csv")
     assert clients["client"].nunique() == 10, "num_clients of the yaml"
     assert clients[clients["round"] == 1]["examples"].sum() == len(arrays["y_train"])
+
+
+def test_model(workplace: Path):
+    done = follow(workplace, "model", "hydra.run.dir=perceptron", "model.freeze=[hidden]")
+    assert done.returncode == 0, done.stderr
+    assert "frozen (requires_grad=False): " in (workplace / "perceptron" / "run.log").read_text(encoding="utf-8")
+    wrong = fedexp(workplace, "--config-dir", "conf_mine", "model=mlp", "model.head=fd", *SMALL)
+    assert wrong.returncode == 2
+    assert "model.head=fd: must be the name of the last layer, a linear one (nearest: 'fc')" in wrong.stderr
+
+
+def test_tracker(workplace: Path):
+    shared = [option for option in SMALL if not option.startswith("tracker")]
+    command = ["--config-dir", "conf_mine", "tracker=[lines,wandb]", "tracker.wandb.mode=offline"]
+    done = fedexp(workplace, *command, *shared, "hydra.run.dir=lines")
+    assert done.returncode == 0, done.stderr
+    lines = (workplace / "lines" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row.get("round") for row in rows] == [0, 1, 2, None]
+    table = pd.read_csv(workplace / "lines" / "rounds.csv")
+    assert [row["test_accuracy"] for row in rows[:3]] == table["test_accuracy"].tolist()
+    assert list((workplace / "lines" / "wandb").glob("offline-run-*"))
 
 
 def test_own_options_are_in_the_help_and_checked_like_ours(workplace: Path):

@@ -48,7 +48,7 @@ class Weighted(Fixed):
 
 
 def test_a_model_for_other_channels_is_refused_with_both_shapes():
-    said = r"model: Fixed cannot read dataset=noise \(examples of shape \(1, 6, 6\)\): .*expected input"
+    said = r"model: its network cannot read images of 1 x 6 x 6 \(channels x height x width\): .*expected input"
     with pytest.raises(ConfigError, match=said):
         make_experiment(model=Fixed(channels=5))
 

@@ -111,6 +111,15 @@ MORE = [  # of the same kinds, and one that makes a large model
     ("hardware.engine=workers2", ["hardware.engine=workers2", "workers", "vectorised"]),
     ("hardware.workers=0", ["hardware.workers=0", "at least 1"]),
     ("hardware.convolution=fft", ["hardware.convolution=fft", "grouped, streams"]),
+    ("model=torchvision model.name=resnet81", ["model.name=resnet81", "nearest: 'resnet18'"]),
+    ("model=torchvision model.weights=nowhere.pth", ["model.weights=nowhere.pth", "a file that exists"]),
+    ("model=torchvision model.freeze=[layer9]", ["model.freeze=layer9", "nearest: 'layer"]),
+    ("model=torchvision model.name=vit_b_32", ["model: its network cannot read images of 1 x 8 x 8", "224"]),
+    ("server.optimizer=adamm", ["server.optimizer=adamm", "nearest: 'adam'"]),
+    ("algorithm=feddyn server.optimizer=adam", ["server.optimizer=adam: not with FedDyn"]),
+    ("local.schedule=cosinus", ["local.schedule=cosinus", "nearest: 'cosine'"]),
+    ("local.warmup=30", ["local.warmup=30", "less than the 30 rounds"]),
+    ("tracker=[none,tensorbord]", ["tracker.members=tensorbord", "nearest: 'tensorboard'"]),
 ]
 
 

@@ -90,6 +90,16 @@ NOT_EXECUTED = {
     "PYTHONPATH=. fedexp --config-dir conf_mine algorithm=smoothed": "tests/test_contributing.py runs it",
     "PYTHONPATH=. fedexp --config-dir conf_mine dataset=npz_images data_dir=.": "tests/test_contributing.py runs it",
     "PYTHONPATH=. fedexp --config-dir conf_mine forgetting_metric=worst_class": "tests/test_contributing.py runs it",
+    "PYTHONPATH=. fedexp --config-dir conf_mine model=mlp algorithm=moon": "tests/test_contributing.py runs it",
+    "PYTHONPATH=. fedexp --config-dir conf_mine 'tracker=[lines,wandb]'": "tests/test_contributing.py runs it",
+    "fedexp model=timm model.name=vit_tiny_patch16_224 model.weights=DEFAULT model.freeze=[backbone]": (
+        "needs a network; tests/test_own_models.py makes a smaller one"
+    ),
+    "fedexp tracker=tensorboard": "an extra; tests/test_more_trackers.py runs it",
+    "fedexp tracker=mlflow tracker.experiment=trials": "an extra; tests/test_more_trackers.py runs it",
+    "fedexp 'tracker=[wandb,tensorboard]' tracker.wandb.mode=offline": "an extra; tests/test_more_trackers.py runs it",
+    "pip install 'fedexp[timm]'": "needs a package index",
+    "pip install 'fedexp[tensorboard,mlflow]'": "needs a package index",
     "fedexp hardware=gpu hardware.engine=workers": "needs GPUs",
     "torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=10.0.0.1 --master-port=29500 -m fedexp": (
         "needs two machines"

@@ -82,6 +82,8 @@ class FedAvg(RoundStructure):
     trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics
     hint: ClassVar[str] = ""  # what to change where a run diverges or does not learn; said then
     must_train: ClassVar[tuple[str, ...]] = ()  # names of parameters that it treats apart, so they cannot be frozen
+    needs_features: ClassVar[bool] = False  # of the model, beyond its logits
+    needs_head: ClassVar[bool] = False  # its last layer; what is in must_train needs it too
     augments: ClassVar[bool] = True  # its training examples, where the data set says how
 
     paradigm: str = "federated"  # or centralized: one client holds all training data

@@ -35,6 +35,7 @@ LAST = 10  # losses whose standard deviation is looked at
 @dataclass(frozen=True, kw_only=True)
 class FedALA(FedAvg):
     must_train = heads.HEAD
+    needs_features = True
 
     eta: float  # step size of the weights, > 0
     part: float  # of the local data, for learning the weights

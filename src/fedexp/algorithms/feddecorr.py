@@ -26,6 +26,8 @@ EPS = 1e-8  # under the square root of the variance
 
 @dataclass(frozen=True, kw_only=True)
 class FedDecorr(FedAvg):
+    needs_features = True
+
     beta: float  # weight of the decorrelation, >= 0; 0 is FedAvg
     variant: str  # released | paper
 

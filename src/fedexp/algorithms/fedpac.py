@@ -40,6 +40,7 @@ SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 @dataclass(frozen=True, kw_only=True)
 class FedPAC(FedAvg):
     must_train = heads.HEAD
+    needs_features = True
 
     lambda_: float  # weight of the alignment, >= 0
     head_lr: float  # learning rate of the classifier, > 0

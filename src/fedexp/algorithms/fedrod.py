@@ -29,6 +29,7 @@ ABSENT = -1e30  # log 0, finite: an absent class is never a label, but may be in
 @dataclass(frozen=True, kw_only=True)
 class FedRoD(FedAvg):
     must_train = heads.HEAD
+    needs_features = True
 
     gamma: float  # exponent of the class counts, >= 0; with 0 the generic model is FedAvg's
 

@@ -26,6 +26,8 @@ from fedexp.models import Output, classifier_of
 
 @dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
+    needs_features = True
+
     mu: float  # weight of the contrastive loss, >= 0; 0 is FedAvg
     tau: float  # temperature, > 0
     projection: int  # outputs of the projection head; 0: none
@@ -38,6 +40,10 @@ class Moon(FedAvg):
     @property
     def needs(self) -> Needs:
         return Needs(client_state="previous local model")
+
+    @property
+    def needs_head(self) -> bool:  # type: ignore[override]
+        return self.projection > 0
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         return Projected(module, self.projection, info.num_classes) if self.projection else module

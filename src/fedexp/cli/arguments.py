@@ -44,7 +44,7 @@ def sort_out(arguments: list[str]) -> Asked:
     folders = [*config_directories(arguments), conf_directory()]
     overrides = normalise(overrides, folders)
     asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS}
-    own = [o for o in overrides if not o.startswith(tuple(f"{key}=" for key in OURS))]
+    own = together([o for o in overrides if not o.startswith(tuple(f"{key}=" for key in OURS))])
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
         raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
     check_names(own, [*list_groups(folders), *PRESETS])
@@ -72,6 +72,26 @@ def sort_out(arguments: list[str]) -> Asked:
         for each in launches(load_sweep(name, folders), own if placed else [*own, f"hydra.sweep.dir=multirun/{name}"])
     ]
     return Asked(flags, jobs, names, preview == ["true"], budget)
+
+
+LIST_OF_TRACKERS = re.compile(r"tracker=\[([\w\s,.-]+)\]")
+
+
+def together(overrides: list[str]) -> list[str]:
+    """Write `tracker=[a,b]`, with which Hydra would make one node of both, and `tracker.a.key=value` as overrides of
+    `tracker=several`."""
+    lists = [found for o in overrides if key_of(o) == "tracker" and (found := LIST_OF_TRACKERS.fullmatch(o))]
+    if not lists or lists[-1].string != [o for o in overrides if key_of(o) == "tracker"][-1]:
+        return overrides
+    names = [name.strip() for name in lists[-1][1].split(",")]
+    written = ["tracker=several", f"tracker.members=[{','.join(names)}]"]
+    for override in overrides:
+        key, member = key_of(override), key_of(override).removeprefix("tracker.").partition(".")[0]
+        if key.startswith("tracker.") and member in names:
+            written.append(f"++tracker.options.{override.lstrip('+').removeprefix('tracker.')}")
+        elif key != "tracker":
+            written.append(override)
+    return written
 
 
 def read_budget(text: str, own: list[str], named: bool) -> float:
@@ -112,6 +132,8 @@ def expand_resume(arguments: list[str]) -> list[str]:
     later = [a for a in now if not a.startswith("resume=")]
     # A later override of the same key replaces the stored one, so that check_resume can compare the two.
     kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
+    if any(key_of(a) == "tracker" for a in later):  # another one, which has other keys
+        kept = [o for o in kept if not key_of(o).startswith("tracker.")]
     path = literal(str(directory))
     return [*flags, *kept, *later, f"resume={path}", f"hydra.run.dir={path}"]
 

@@ -119,14 +119,23 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def is_tracked(config: Mapping[str, Any]) -> bool:
     """Return whether a run with this configuration is logged to W&B."""
+    return bool(wandb_node(config))
+
+
+def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the node by which a run with this configuration is logged to W&B, alone or among others; empty where it
+    is not."""
     node = config.get("tracker") or {}
-    return node.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}" and node.get("mode") != "disabled"
+    for each in (node, *(node.get("members") or ())):
+        if each.get("_target_") == f"{Wandb.__module__}.{Wandb.__qualname__}" and each.get("mode") != "disabled":
+            return each
+    return {}
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
     """Return the tracker of a run's configuration, else the default one, with changes."""
     values = yaml.safe_load((conf_directory() / "tracker" / "wandb.yaml").read_text(encoding="utf-8"))
-    values |= (config.get("tracker") or {}) if is_tracked(config) else {}
+    values |= wandb_node(config)
     values |= changes
     known = {field.name: values[field.name] for field in fields(Wandb)}
     return Wandb(**known | {"tags": tuple(known["tags"])})

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.config.named import OPTIONS, with_named_datasets
+from fedexp.config.named import OPTIONS, with_named_datasets, with_named_trackers
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest
 from fedexp.core.pictures import PNG, Pictures, as_node
@@ -112,7 +112,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain containers with all interpolations resolved, data sets in place of their
     names, and a note of the corrections of its parts (`revisions`)."""
     try:
-        config = with_named_datasets(config)
+        config = with_named_trackers(with_named_datasets(config))
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error

@@ -1,20 +1,46 @@
-"""Data sets that a configuration names beside the one of the group: `scenario.domains`, `surrogate.dataset`.
+"""Options that a configuration names beside the one of a group: `scenario.domains`, `surrogate.dataset`, and
+`tracker.members`.
 
-A name stands for the option of that name in the group `dataset`, of which the node `dataset` is taken and the rest (the
-protocol of a run on it) left.
+A name stands for the option of that name in the group, in which of a data set the node `dataset` is taken and the rest
+(the protocol of a run on it) left.
 """
 
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fedexp.config.options import list_options
 from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
 OPTIONS = "values by name, such as {root: photos}"
+
+
+def with_named_trackers(config: DictConfig) -> DictConfig:
+    """Return a copy of the configuration with nodes in place of the names in `tracker.members`, changed as
+    `tracker.options` says."""
+    members = OmegaConf.select(config, "tracker.members")
+    if not isinstance(members, ListConfig) or not all(isinstance(name, str) for name in members):
+        return config
+    config, folders = config.copy(), search_path()
+    options = OmegaConf.select(config, "tracker.options", default=OmegaConf.create({}))
+    OmegaConf.set_struct(config, False)
+    if not isinstance(options, DictConfig) or not all(isinstance(each, DictConfig) for each in options.values()):
+        raise ConfigError(f"tracker.options={options}: must be nodes by name, such as {{wandb: {{project: mine}}}}")
+    if unknown := {str(key) for key in options} - set(members):
+        raise ConfigError(f"tracker.{min(unknown)}: is none of tracker.members={list(members)}")
+    nodes = []
+    for name in members:
+        node, changes = node_of(name, folders, "tracker.members", "tracker"), options.get(name, {})
+        if "members" in node:
+            raise ConfigError(f"tracker.members={list(members)}: {name} is itself a list of trackers")
+        if wrong := [key for key in changes if key not in node or key == "_target_"]:
+            raise ConfigError(f"tracker.{name}.{wrong[0]}: {name} has no such key{nearest(wrong[0], node)}")
+        nodes.append(OmegaConf.merge(node, changes))
+    config.tracker = {"_target_": config.tracker._target_, "members": nodes}
+    return config
 
 
 def with_named_datasets(config: DictConfig) -> DictConfig:
@@ -39,16 +65,17 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
     return config
 
 
-def node_of(name: str, folders: list[Path], key: str) -> Any:
-    """Return the node `dataset` of an option of the group."""
+def node_of(name: str, folders: list[Path], key: str, group: str = "dataset") -> Any:
+    """Return the node of an option of a group."""
+    kind = {"dataset": "data set"}.get(group, group)
     if is_path(name):
-        raise ConfigError(f"{key}={name}: is a path; must be the name of a data set")
+        raise ConfigError(f"{key}={name}: is a path; must be the name of a {kind}")
     for folder in folders:
-        if (path := folder / "dataset" / f"{name}.yaml").exists():
+        if (path := folder / group / f"{name}.yaml").exists():
             loaded = OmegaConf.load(path)
-            return OmegaConf.select(loaded, "dataset", default=loaded)
-    options = list_options("dataset", folders)
-    raise ConfigError(f"{key}={name}: no such data set{nearest(name, options)}; options: {', '.join(options)}")
+            return OmegaConf.select(loaded, group, default=loaded)
+    options = list_options(group, folders)
+    raise ConfigError(f"{key}={name}: no such {kind}{nearest(name, options)}; options: {', '.join(options)}")
 
 
 def search_path() -> list[Path]:

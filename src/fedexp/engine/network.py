@@ -87,7 +87,8 @@ class FunctionalNetwork:
             return call()
         with torch.autocast(x.device.type, torch.bfloat16):
             features, logits, maps = call()
-        return Output(features.to(self.dtype), logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
+        features = features if features is None else features.to(self.dtype)  # see models.own.LogitsOnly
+        return Output(features, logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
 
 
 def trainable(module: nn.Module) -> Params:

@@ -9,9 +9,10 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import ClientData, Context, FedAvg
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, ScheduledData, Trained, has_own, to_tensors
-from fedexp.engine.network import LiveNetwork
+from fedexp.engine.network import LiveNetwork, seeded_torch
 
 
 class ClientFailure(RuntimeError):
@@ -29,7 +30,9 @@ class Sequential(Engine):
         bench.net.hold(server["params"])
         live, gather = LiveNetwork(bench.net), Gather(len(cohort.clients))
         for position in range(len(cohort.clients)):
-            part = play_client(algorithm, bench, live, server, cohort.take([position]), lr, evaluate_local)
+            # What layers draw themselves, such as dropout, is the client's own: whoever trains it, in whatever order.
+            with seeded_torch(torch_seed(bench.seed, "layers", cohort.round, cohort.clients[position])):
+                part = play_client(algorithm, bench, live, server, cohort.take([position]), lr, evaluate_local)
             gather.add([position], part)
         return gather.result()
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -122,19 +122,21 @@ class TorchvisionResNet(Model):
             network.conv1 = nn.Conv2d(shape[0], stem.out_channels, kernel_size=7, stride=2, padding=3, bias=False)
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
         if self.weights is not None and not network.conv1.weight.is_meta:
-            load_weights(network, self.weights)
+            load_weights(network, self.weights, "fc", "torchvision's network of this model.depth")
         return TorchvisionModule(network)
 
 
-def load_weights(network: nn.Module, path: str) -> None:
-    """Reads a state dict as torchvision publishes it into a network, but for the last layer `fc`. Raises ConfigError
-    where the file is none, or is that of another network (also where the images are not in colour)."""
+def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any = None) -> None:
+    """Read a state dict as torchvision publishes it into a network, but for its last layer `head`. of: the network, in
+    words; found: the content of the file where it was read already. Raises ConfigError where the file is none, or is
+    that of another network (also where the images are not in colour)."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True) if found is None else found
     except Exception as error:  # torch raises many types for a file that is none of its own
         raise ConfigError(f"model.weights={path}: is not a file of weights ({type(error).__name__})") from error
-    own = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
-    given = {k: v for k, v in found.items() if not str(k).startswith("fc.")} if isinstance(found, dict) else {}
+    left_out = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")  # and auxiliary outputs, which no network here has
+    own = {name: value for name, value in network.state_dict().items() if not name.startswith(f"{head}.")}
+    given = {k: v for k, v in found.items() if not str(k).startswith(left_out)} if isinstance(found, dict) else {}
     # Files of before PyTorch 0.4.1 do not count batches.
     missing = [name for name in own.keys() - given.keys() if not name.endswith("num_batches_tracked")]
     wrong = [k for k, v in given.items() if k not in own or getattr(v, "shape", None) != own[k].shape]
@@ -142,7 +144,7 @@ def load_weights(network: nn.Module, path: str) -> None:
         name = sorted(map(str, missing or wrong))[0]
         raise ConfigError(
             f"model.weights={path}: {name} {'is missing' if missing else 'does not fit'}; must be the state dict of "
-            "torchvision's network of this model.depth, for images in colour"
+            f"{of}, for images in colour"
         )
     network.load_state_dict(given, strict=False)
 

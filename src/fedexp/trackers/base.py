@@ -88,6 +88,9 @@ class Tracker:
 class TrackerConfig(ABC):
     """Base of the `tracker` group: what a tracker is made from."""
 
+    def check(self) -> None:  # noqa: B027 (most need nothing)
+        """Raise ConfigError where something that the tracker needs is not installed; before anything is written."""
+
     @abstractmethod
     def create(self) -> Tracker:
         """Return the tracker of one run."""

@@ -33,6 +33,7 @@ def train_run(job: Job) -> dict[str, Any]:
     """Train a run to its end and return its summary. User errors raise ConfigError and leave nothing behind."""
     job = at_its_place(job)
     built = build(job.config)
+    built.tracker.check()
     container = resolve(job.config) | {"choices": dict(job.choices)}
     with ExitStack() as held:
         # A job of a sweep may wait for a GPU, and nobody shall begin it meanwhile.

@@ -28,9 +28,10 @@ from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric,
 from fedexp.metrics.history import History
 from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
+from fedexp.models.own import has_batch_norm
 from fedexp.training import stopping
 from fedexp.training.experiment import Experiment, Stage
-from fedexp.training.model_fit import check_reads, making
+from fedexp.training.model_fit import check_parts, check_reads, making, read_like
 from fedexp.training.personal import has_personal_models
 from fedexp.training.public_data import PublicSet, one_of_each
 
@@ -62,6 +63,8 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
     with making(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = model.build(data.shape, data.num_classes)
+        check_parts(module, algorithm)
+        read_like(module, data)
         module = algorithm.adapt(module, divided[0].federation)
     if hardware.convolves == "winograd":
         winograd.convert(module)
@@ -81,6 +84,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         seed=built.seeds.training,
     )
     check_reads(model, bench)
+    mixes_examples = model.mixes_examples and has_batch_norm(module)
     engine = hardware.make_engine()
     experiment = Experiment(
         settings=settings,
@@ -93,12 +97,12 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         metrics=metrics,
         initial=algorithm.server_init(initial, divided[0].federation)["params"],
         initial_buffers=bench.net.buffers(),
-        mixes_examples=model.mixes_examples,
+        mixes_examples=mixes_examples,
         cohorts=cohorts,
         server_optimizer=built.server,
         stop=built.stop,
         left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
-        if model.mixes_examples
+        if mixes_examples
         else {},
     )
     return Prepared(experiment, hardware)

@@ -1,0 +1,167 @@
+"""Networks of torchvision and timm by name, with random or published weights, whole or partly frozen."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedexp.core.errors import ConfigError, nearest, require
+from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading, finished
+from fedexp.models.resnet import load_weights
+
+DEFAULT = "DEFAULT"  # as model.weights: those that the library recommends, downloaded into its cache
+# Of all weights that torchvision publishes for classification.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # their auxiliary outputs are left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained(OwnModel):
+    """What both libraries have in common."""
+
+    name: str
+    weights: str | None  # a file, DEFAULT or None: random ones
+    image_size: int | None  # pixels to which images are resized
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        there = self.weights in (None, DEFAULT) or Path(str(self.weights)).is_file()
+        require(there, "model.weights", self.weights, "a file that exists, DEFAULT or null")
+        size = self.image_size
+        require(size is None or size >= 1, "model.image_size", size, "at least 1 (pixels), or null")
+
+    def resized(self) -> tuple[int, int] | None:
+        return None if self.image_size is None else (self.image_size, self.image_size)
+
+    def require_colours(self, shape: Any) -> None:
+        if shape[0] not in (1, 3):
+            raise ConfigError(
+                f"model.name={self.name}: reads 3 channels, or grey images; these have {shape[0]} channels"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torchvision(Pretrained):
+    """A classification network of torchvision. Images keep their size unless `image_size` says otherwise; with weights
+    they are normalised as for these (ImageNet), without as the data set has them."""
+
+    def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
+        """Return the network for images of `shape` (channels, height, width), its last layer new."""
+        self.require_colours(shape)
+        network = self.network(shape, num_classes)
+        head = self.head or last_linear(network, num_classes)
+        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.weights is not None else (None, None)
+        if self.weights is not None and not next(network.parameters()).is_meta:
+            self.load(network, head)
+        return finished(network, head, self.freeze, shape, num_classes, Reading(self.resized(), mean, std))
+
+    def network(self, shape: Any, num_classes: int) -> nn.Module:
+        from torchvision import models  # slow to import, and few models need it
+
+        known = models.list_models(module=models)
+        if self.name not in known:
+            raise ConfigError(
+                f"model.name={self.name}: no classification network of torchvision{nearest(self.name, known)}"
+            )
+        extra = {"aux_logits": False, "init_weights": True} if self.name in WITHOUT_BRANCHES else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return models.get_model(self.name, weights=None, num_classes=num_classes, **extra)
+
+    def load(self, network: nn.Module, head: str | None) -> None:
+        if self.weights != DEFAULT:
+            load_weights(network, str(self.weights), head or "", f"torchvision's {self.name}")
+            return
+        from torchvision.models import get_model_weights
+
+        try:
+            found = get_model_weights(self.name).DEFAULT.get_state_dict(progress=False, check_hash=True)  # type: ignore[attr-defined]
+        except (OSError, RuntimeError) as error:
+            raise not_downloaded(self.name, error) from error
+        load_weights(network, DEFAULT, head or "", f"torchvision's {self.name}", found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timm(Pretrained):
+    """Any network of the library timm. Images are resized and normalised as it wants them."""
+
+    def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
+        """Return the network for images of `shape` (channels, height, width), its last layer new. Raises ConfigError
+        where timm is not installed."""
+        self.require_colours(shape)
+        network = self.network(shape, num_classes)
+        from timm.data import resolve_model_data_config
+
+        wants = resolve_model_data_config(network)
+        size = self.resized() or tuple(wants["input_size"][1:])
+        interpolation = wants["interpolation"] if wants["interpolation"] in ("bilinear", "bicubic") else "bilinear"
+        reading = Reading(size, wants["mean"], wants["std"], interpolation)
+        head = self.head or last_linear(network, num_classes)
+        return finished(network, head, self.freeze, shape, num_classes, reading)
+
+    def network(self, shape: Any, num_classes: int) -> nn.Module:
+        try:
+            import timm
+        except ImportError:
+            raise ConfigError("model=timm: needs the package timm: pip install 'fedexp[timm]'") from None
+        if not timm.is_model(self.name.partition(".")[0]):
+            raise ConfigError(f"model.name={self.name}: no network of timm{nearest(self.name, timm.list_models())}")
+        options: dict[str, Any] = {"num_classes": num_classes, "pretrained": self.weights is not None}
+        if self.weights not in (None, DEFAULT):
+            options["pretrained_cfg_overlay"] = {"file": str(self.weights)}
+        if torch.empty(0).is_meta:  # only its size is asked for
+            options["pretrained"] = False
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                network = self.create(options)
+                if "pretrained_cfg_overlay" in options and options["pretrained"]:
+                    self.require_all(network, num_classes)
+                return network
+        except ConfigError:
+            raise
+        except Exception as error:  # timm raises many types for a file that is none of its own
+            if self.weights == DEFAULT:
+                raise not_downloaded(self.name, error) from error
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            where = f"model.weights={self.weights}" if self.weights else f"model.name={self.name}"
+            raise ConfigError(f"{where}: cannot be made into {self.name} ({reason})") from error
+
+    def require_all(self, network: nn.Module, num_classes: int) -> None:
+        """Raise ConfigError unless the file of weights has all parameters but those of the head: timm loads what it
+        finds, and leaves the rest as it is."""
+        from timm.models import load_state_dict
+
+        head, found = self.head or last_linear(network, num_classes), load_state_dict(str(self.weights))
+        lost = [k for k, _ in network.named_parameters() if k not in found and not k.startswith(f"{head}.")]
+        if lost:
+            raise ConfigError(
+                f"model.weights={self.weights}: {lost[0]} is missing; must be timm's weights of {self.name}"
+            )
+
+    def create(self, options: dict[str, Any]) -> nn.Module:
+        """Make the network; those of a fixed size, such as vision transformers, for `image_size`."""
+        import timm
+
+        if self.image_size is not None:
+            try:
+                return timm.create_model(self.name, img_size=self.image_size, **options)
+            except TypeError:  # it reads images of any size
+                pass
+        return timm.create_model(self.name, **options)
+
+
+def last_linear(network: nn.Module, num_classes: int) -> str | None:
+    """Return the name of the last linear layer with an output for each class; None where there is none."""
+    names = [n for n, m in network.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
+    return names[-1] if names else None
+
+
+def not_downloaded(name: str, error: Exception) -> ConfigError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ConfigError(
+        f"model.weights={DEFAULT}: those of {name} cannot be downloaded ({reason}); model.weights=<file> reads a file"
+    )

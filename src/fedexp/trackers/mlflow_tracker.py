@@ -1,0 +1,140 @@
+"""MLflow as a view of a run, by default in a local file store, which `mlflow ui` shows."""
+
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedexp.core.errors import require
+from fedexp.rundir.fingerprint import flatten
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
+from fedexp.trackers.guarded import Guarded, metrics_of, require_package
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DIRECTORY = "fedexp.directory"  # the tag by which a resumed run is found again
+ENVIRONMENT = {  # read when mlflow is imported and when a store is opened
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # mlflow 3 refuses file stores otherwise
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+PARAMS, LENGTH = 100, 500  # MLflow's limits: params in a call, characters of a value in its older versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLflow(TrackerConfig):
+    """Configuration of `tracker=mlflow`."""
+
+    store: str  # a directory, or the address of a server
+    experiment: str
+
+    def __post_init__(self) -> None:
+        require(bool(self.store), "tracker.store", repr(self.store), "a directory or an address")
+        require(bool(self.experiment), "tracker.experiment", repr(self.experiment), "a name")
+
+    def check(self) -> None:
+        require_package("mlflow", "mlflow")
+
+    def create(self) -> Tracker:
+        return MLflowTracker(self)
+
+    @property
+    def uri(self) -> str:
+        return self.store if "://" in self.store else Path(self.store).absolute().as_uri()
+
+
+class MLflowTracker(Guarded):
+    """One MLflow run: the configuration as params, metrics by the names that they have in W&B, results as artifacts."""
+
+    service: ClassVar[str] = "MLflow"
+
+    def __init__(self, config: MLflow) -> None:
+        super().__init__()
+        self.config = config
+
+    def begin(self, info: RunInfo) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from mlflow.tracking import MlflowClient
+
+            self.client = MlflowClient(tracking_uri=self.config.uri)
+            experiment = self._experiment()
+            place = str(info.directory.absolute())
+            found = self._former(experiment, place) if info.first_round else None
+            if found is None:
+                tags = {
+                    DIRECTORY: place,
+                    "mlflow.runName": info.name,
+                    "group": info.group,
+                    "tags": ", ".join(info.tags),
+                }
+                found = self.client.create_run(experiment, tags=tags).info.run_id
+                self._log_params(found, info.config)
+            else:
+                self.client.update_run(found, status="RUNNING")
+        self.id = found
+        logged = self.client.get_metric_history(found, "time/round") if info.first_round else []
+        self._logged = max((metric.step for metric in logged), default=-1)
+
+    def _experiment(self) -> str:
+        """Return the id of the experiment, which another process may be making at the same time."""
+        for last in (False, True):
+            if (found := self.client.get_experiment_by_name(self.config.experiment)) is not None:
+                return found.experiment_id
+            try:
+                return self.client.create_experiment(self.config.experiment)
+            except Exception:
+                if last:
+                    raise
+        raise AssertionError("unreachable: the second failure is raised")
+
+    def _former(self, experiment: str, place: str) -> str | None:
+        runs = self.client.search_runs([experiment], f"tags.`{DIRECTORY}` = '{place}'", max_results=1)
+        return runs[0].info.run_id if runs else None
+
+    def _log_params(self, run: str, config: dict[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(plain(key), str(value)[:LENGTH]) for key, value in flatten(config).items()]
+        for some in chunks(params):
+            self.client.log_batch(run, params=some)
+
+    def add_round(self, record: RoundRecord) -> None:
+        from mlflow.entities import Metric
+
+        if record.round <= self._logged:  # a resumed run repeats rounds, to the bit
+            return
+        now = int(time.time() * 1000)
+        values = metrics_of(record, self.info.classes)
+        metrics = [Metric(plain(name), value, now, record.round) for name, value in values.items()]
+        for some in chunks(metrics):
+            self.client.log_batch(self.id, metrics=some)
+
+    def add_results(
+        self, summary: Mapping[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
+    ) -> None:
+        self.client.log_dict(self.id, dict(summary), "summary.json")
+        for path in figures:
+            self.client.log_artifact(self.id, str(path), "figures")
+        for name, table in tables.items():
+            self.client.log_text(self.id, table.to_csv(index=False), f"tables/{name}.csv")
+
+    def end(self, completed: bool) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if completed else "FAILED")
+
+
+def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield parts that MLflow takes in one call."""
+    for start in range(0, len(values), PARAMS):
+        yield values[start : start + PARAMS]
+
+
+def plain(name: str) -> str:
+    """Return a name with the characters that MLflow allows."""
+    return re.sub(r"[^\w.\-/: ]", "_", name)

@@ -1,0 +1,76 @@
+"""TensorBoard as a view of a run: event files that `tensorboard --logdir outputs` shows, all runs beside each other."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
+from fedexp.trackers.guarded import Guarded, metrics_of, require_package
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBoard(TrackerConfig):
+    """Configuration of `tracker=tensorboard`."""
+
+    logdir: str | None  # folder with a folder for each run, by its name; None: <run directory>/tensorboard
+
+    def check(self) -> None:
+        require_package("tensorboard", "tensorboard")
+
+    def create(self) -> Tracker:
+        return TensorBoardTracker(self)
+
+
+class TensorBoardTracker(Guarded):
+    """The event files of one run: metrics by the names that they have in W&B, with the round as the step."""
+
+    service: ClassVar[str] = "TensorBoard"
+
+    def __init__(self, config: TensorBoard) -> None:
+        super().__init__()
+        self.config = config
+
+    def begin(self, info: RunInfo) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = info.directory / "tensorboard"
+        if self.config.logdir is not None:
+            folder = Path(self.config.logdir) / info.directory.name
+        # A run that is resumed writes rounds again that an earlier file may have; TensorBoard then forgets those.
+        again = info.first_round + 1 if info.first_round else None
+        self.writer = SummaryWriter(str(folder), purge_step=again)
+        if again is None:
+            text = yaml.safe_dump(info.config, sort_keys=False, allow_unicode=True)
+            self.writer.add_text("config", as_code(text), 0)
+
+    def add_round(self, record: RoundRecord) -> None:
+        for name, value in metrics_of(record, self.info.classes).items():
+            self.writer.add_scalar(name, value, record.round)
+        self.writer.flush()
+
+    def add_results(
+        self, summary: Mapping[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
+    ) -> None:
+        import numpy as np
+        from PIL import Image
+
+        for path in figures:
+            with Image.open(path) as picture:
+                pixels = np.asarray(picture.convert("RGB"))
+            self.writer.add_image(f"figures/{path.stem}", pixels, self._last_round, dataformats="HWC")
+        self.writer.add_text("summary", as_code(json.dumps(summary, indent=2, default=str)), self._last_round)
+
+    def end(self, completed: bool) -> None:
+        self.writer.close()
+
+
+def as_code(text: str) -> str:
+    """Return Markdown that shows a text as it is: four spaces before each line."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,225 @@
+"""TensorBoard and MLflow, each read back with its own reader; several trackers at once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedexp.cli.arguments import sort_out, together
+from fedexp.cli.push import wandb_node
+from fedexp.config.build import build, resolve
+from fedexp.core.errors import ConfigError
+from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
+from fedexp.trackers.mlflow_tracker import DIRECTORY, ENVIRONMENT, MLflow
+from fedexp.trackers.several import Several, Together
+from fedexp.trackers.tensorboard_tracker import TensorBoard
+from fedexp.trackers.wandb_tracker import Wandb
+from test_trackers import make_record, track, warnings
+from toy_federation import composed
+from wandb_runs import make_info
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def events(folder: Path):
+    """The event files of a folder as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+def test_tensorboard_reads_back(tmp_path, caplog):
+    pytest.importorskip("tensorboard")
+    track(TensorBoard(logdir=None).create(), make_info(tmp_path))
+    found = events(tmp_path / "tensorboard")
+    accuracy = [(event.step, event.value) for event in found.Scalars("test/accuracy")]
+    assert accuracy == [(number, pytest.approx(0.2 * number)) for number in range(4)]
+    assert [event.step for event in found.Scalars("forgetting/F")] == [1, 2, 3]  # undefined stays empty
+    assert [event.step for event in found.Scalars("class/cat")] == [0, 1, 3]  # round 2 was not evaluated
+    assert "class/bird" not in found.Tags()["scalars"]  # nan: a class without examples
+    (image,) = found.Images("figures/curves")
+    assert (image.step, image.width, image.height) == (3, 20, 10)
+    texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in found.Tags()["tensors"]}
+    assert '"accuracy": 0.6' in texts["summary/text_summary"]
+    assert "    " in texts["config/text_summary"]
+    assert warnings(caplog) == []
+
+
+def test_a_resumed_run_takes_the_place_of_what_it_repeats_in_tensorboard(tmp_path):
+    """Rounds 0 to 3 were written, the checkpoint is of round 1."""
+    pytest.importorskip("tensorboard")
+    tracker = TensorBoard(logdir=None).create()
+    tracker.start(make_info(tmp_path))
+    for number in range(4):
+        tracker.log_round(make_record(number))
+    tracker.abort()
+    track(TensorBoard(logdir=None).create(), replace(make_info(tmp_path), first_round=1), rounds=range(2, 4))
+    steps = [event.step for event in events(tmp_path / "tensorboard").Scalars("test/accuracy")]
+    assert steps == [0, 1, 2, 3]
+
+
+def test_one_folder_for_all_runs(tmp_path):
+    pytest.importorskip("tensorboard")
+    track(TensorBoard(logdir=str(tmp_path / "all")).create(), make_info(made(tmp_path / "run")))
+    assert events(tmp_path / "all" / "run").Scalars("test/accuracy")
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=(tmp_path / "store").as_uri())
+
+
+def mlflow_config(tmp_path: Path) -> MLflow:
+    return MLflow(store=str(tmp_path / "store"), experiment="trials")
+
+
+def runs_of(client):
+    return client.search_runs([client.get_experiment_by_name("trials").experiment_id])
+
+
+def test_mlflow_reads_back(tmp_path, client, caplog):
+    info = make_info(made(tmp_path / "run"))
+    track(mlflow_config(tmp_path).create(), info)
+    assert warnings(caplog) == []
+    (run,) = runs_of(client)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == info.name
+    assert run.data.tags[DIRECTORY] == str(tmp_path / "run")
+    assert run.data.params["algorithm.name"] == "fedntd"
+    history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "test/accuracy")]
+    assert history == [(number, pytest.approx(0.2 * number)) for number in range(4)]
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "forgetting/F")] == [1, 2, 3]
+    assert client.get_metric_history(run.info.run_id, "class/bird") == []
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"summary.json", "figures", "tables"}
+    (picture,) = client.list_artifacts(run.info.run_id, "figures")
+    saved = Path(client.download_artifacts(run.info.run_id, picture.path, str(tmp_path)))
+    assert saved.read_bytes() == (tmp_path / "run" / "curves.png").read_bytes()
+
+
+def test_a_resumed_run_goes_on_in_mlflow(tmp_path, client):
+    """One run, no round twice; a run that begins anew in the same directory is another."""
+    info = make_info(tmp_path)
+    timed = [replace(make_record(n), values={**make_record(n).values, "seconds": 1.0}) for n in range(4)]
+    tracker = mlflow_config(tmp_path).create()
+    tracker.start(info)
+    for record in timed[:3]:
+        tracker.log_round(record)
+    tracker.abort()
+    assert [run.info.status for run in runs_of(client)] == ["FAILED"]
+    tracker = mlflow_config(tmp_path).create()
+    tracker.start(replace(info, first_round=1))
+    for record in timed[2:]:
+        tracker.log_round(record)
+    tracker.finish({}, [], {})
+    (run,) = runs_of(client)
+    assert run.info.status == "FINISHED"
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "test/accuracy")] == [0, 1, 2, 3]
+    track(mlflow_config(tmp_path).create(), info)
+    assert len(runs_of(client)) == 2
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_what_is_not_installed_is_one_sentence(name, monkeypatch):
+    config = build(composed(f"tracker={name}")).tracker
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=rf"^tracker={name}: needs the package \w+: pip install 'fedexp\[{name}\]'$"):
+        config.check()
+
+
+def test_a_tracker_that_fails_warns_once_and_stops_nothing(tmp_path, caplog):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+    tracker = TensorBoard(logdir=str(tmp_path / "file")).create()  # no folder can be made there
+    track(tracker, make_info(made(tmp_path / "run")))
+    (message,) = warnings(caplog)
+    assert message.startswith("TensorBoard could not start; the run goes on without it (")
+
+
+# --- several
+
+
+class Telling(Tracker):
+    """Notes what it is told."""
+
+    def __init__(self, own: str | None = None):
+        self.told: list[str] = []
+        self.own = own
+
+    @property
+    def run_id(self) -> str | None:
+        return self.own
+
+    def start(self, info: RunInfo) -> None:
+        self.told.append("start")
+
+    def log_round(self, record: RoundRecord) -> None:
+        self.told.append(f"round {record.round}")
+
+    def finish(self, summary, figures, tables) -> None:
+        self.told.append("finish")
+
+    def abort(self) -> None:
+        self.told.append("abort")
+
+
+def test_each_of_several_is_told_everything(tmp_path):
+    first, second = Telling(), Telling("id")
+    both = Together([first, second])
+    track(both, make_info(tmp_path), rounds=range(2))
+    both.abort()
+    assert first.told == second.told == ["start", "round 0", "round 1", "finish", "abort"]
+    assert both.run_id == "id"
+
+
+def test_a_list_of_trackers_is_short_for_several():
+    written = together(["seed=1", "tracker=[wandb,tensorboard]", "tracker.wandb.mode=offline"])
+    assert written == [
+        "tracker=several",
+        "tracker.members=[wandb,tensorboard]",
+        "seed=1",
+        "++tracker.options.wandb.mode=offline",
+    ]
+    assert sort_out(["tracker=[wandb,tensorboard]"]).launches == [written[:2]]
+    for kept in (["tracker=wandb", "tracker.mode=offline"], ["tracker=none"], ["seed=0"]):
+        assert together(kept) == kept
+    built = build(composed(*written)).tracker
+    assert isinstance(built, Several)
+    wandb, board = built.members
+    assert isinstance(wandb, Wandb)
+    assert wandb.mode == "offline"
+    assert board == TensorBoard(logdir=None)
+    assert wandb_node(resolve(composed(*written)))["mode"] == "offline"
+    assert wandb_node(resolve(composed("tracker=none"))) == {}
+    assert isinstance(build(composed("tracker=none")).tracker, NoTracker)
+    assert isinstance(build(composed("tracker=wandb")).tracker, Wandb)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["tracker=[wandb,tensorbord]"], "tracker.members=tensorbord: no such tracker (nearest: 'tensorboard')"),
+        (["tracker=[wandb,mlflow]", "tracker.wandb.modus=x"], "tracker.wandb.modus: wandb has no such key"),
+        (["tracker=[wandb,mlflow]", "tracker.mlflow._target_=x"], "tracker.mlflow._target_: mlflow has no such key"),
+        (["tracker=[wandb,wandb]"], "tracker.members=['Wandb', 'Wandb']: must be different trackers"),
+        (["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"], "tracker.store='': must be a directory"),
+        (["tracker=[wandb,several]"], "several is itself a list of trackers"),
+    ],
+)
+def test_bad_lists(overrides, message):
+    with pytest.raises(ConfigError) as error:
+        build(composed(*together(overrides)))
+    assert message in str(error.value)

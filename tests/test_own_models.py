@@ -1,0 +1,326 @@
+"""Any nn.Module that returns logits as a model; networks of torchvision and timm by name."""
+
+import math
+import urllib.error
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.engine.network import seeded_torch
+from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
+from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Timm, Torchvision
+from test_algorithms import SHIPPED, assert_equal
+from test_continual import ROWS as CONTINUAL
+from test_continual import stream
+from toy_federation import ENGINES, make_experiment, play
+
+ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}
+FEATURES = ("FedALA", "FedMultiHead", "FedPAC", "FedRoD", "Moon")  # what needs more than logits; FedAlign: a stage
+
+
+class Net(nn.Module):
+    """As one finds it: a tensor comes back, and the last layer is called fc."""
+
+    def __init__(self, shape: Any, num_classes: int, dropout: float = 0.0):
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], 3, 3)
+        self.inner = nn.Linear(3, 6)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(6, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.dropout(self.inner(self.stem(x).relu().mean((2, 3))).relu()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(OwnModel):
+    dropout: float = 0.0
+
+    def network(self, shape: Any, num_classes: int) -> nn.Module:
+        return Net(shape, num_classes, self.dropout)
+
+
+class Fast(Own):
+    vectorises: ClassVar[bool] = True
+
+
+def experiment_of(name: str, model: OwnModel, **changes: Any):
+    row = ROWS[name]
+    if row in CONTINUAL:
+        return stream(row.make(), model=model, **changes)
+    return make_experiment(row.make(), public=row.public, model=model, **changes)
+
+
+def test_the_head_is_taken_out_and_nothing_else_changes():
+    with seeded_torch(0):
+        whole = Net((1, 6, 6), 4)
+    with seeded_torch(0):
+        split = Own(head="fc").build((1, 6, 6), 4)
+    x = torch.randn(5, 1, 6, 6)
+    output = split(x)
+    torch.testing.assert_close(output.logits, whole(x), rtol=0, atol=0)
+    torch.testing.assert_close(output.features, whole.inner(whole.stem(x).relu().mean((2, 3))).relu(), rtol=0, atol=0)
+    assert isinstance(split, Headed)
+    assert {k for k, _ in split.named_parameters() if k.startswith("classifier")} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert split.training
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(name):
+    if name == "FedAlign":
+        with pytest.raises(ConfigError, match="no last stage"):
+            experiment_of(name, Own(head="fc"))
+        return
+    assert tree.is_finite(play(experiment_of(name, Own(head="fc")), 3).server["params"])
+    if name in FEATURES:
+        with pytest.raises(ConfigError, match=rf"model: {name} needs .*head: fc .*linear layers: inner, fc"):
+            experiment_of(name, Own())
+    else:
+        assert tree.is_finite(play(experiment_of(name, Own()), 3).server["params"])
+
+
+@pytest.mark.parametrize("head", ["fc", None])
+def test_engines_agree_on_an_own_network(head):
+    states = [play(replace(experiment_of("FedNTD", Fast(head=head)), engine=engine), 2) for engine in ENGINES.values()]
+    for other in states[1:]:
+        assert_equal(other.server, states[0].server, atol=1e-12)
+
+
+def test_dropout_is_the_clients_own():
+    """The same in one process and in two, whatever has been drawn before; and another in every round."""
+    torch.manual_seed(1)
+    model = Own(head="fc", dropout=0.5)
+    first = play(experiment_of("FedAvg", model), 2)
+    torch.manual_seed(2)
+    torch.rand(7)
+    other = play(replace(experiment_of("FedAvg", model), engine=ENGINES["workers"]), 2)
+    assert_equal(other.server, first.server, atol=1e-12)
+    without = play(experiment_of("FedAvg", Own(head="fc")), 2)
+    assert not torch.equal(without.server["params"]["classifier.weight"], first.server["params"]["classifier.weight"])
+
+
+class Scaled(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Tuple(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Of(OwnModel):
+    """A network class, built for images of so many channels, whatever they have."""
+
+    make: Any
+    channels: int = 1
+
+    def network(self, shape: Any, num_classes: int) -> nn.Module:
+        return self.make((self.channels, *shape[1:]), num_classes)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Own(head="fcc"), r"model.head=fcc: must be the name of the last layer.*nearest: 'fc'.*layers: inner, fc"),
+        (Own(head="stem"), r"model.head=stem: must be the name of the last layer, a linear one"),
+        (Own(head="inner"), r"model.head=inner: has 6 outputs; must have 4, one a class"),
+        (Of(make=Scaled, head="fc"), r"model.head=fc: is not the last layer"),
+        (Of(make=Tuple), r"model: its network must return logits \[examples, classes\], got tuple"),
+        (Of(make=Net, channels=3), r"model: its network cannot read images of 1 x 6 x 6 .*3 channels"),
+        (Of(make=Net, channels=3, head="fc"), r"model: its network cannot read images of 1 x 6 x 6 .*3 channels"),
+        (Own(freeze=("stemm",)), r"model.freeze=stemm: no such part .*nearest: 'stem'.*parts: stem, inner, fc"),
+        (Own(freeze=("stem", "inner", "fc")), r"all its parameters are frozen"),
+    ],
+)
+def test_what_cannot_work_is_said_at_the_start(model, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        make_experiment(model=model)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_frozen_parts_and_the_backbone():
+    experiment = make_experiment(model=Own(head="fc", freeze=("stem", "inner.bias")))
+    assert set(experiment.initial) == {"backbone.inner.weight", "classifier.weight", "classifier.bias"}
+    experiment = make_experiment(model=Own(head="fc", freeze=("backbone",)))
+    assert set(experiment.initial) == {"classifier.weight", "classifier.bias"}
+    assert set(play(experiment, 1).server["params"]) == {"classifier.weight", "classifier.bias"}
+
+
+def test_batch_norm_is_looked_up():
+    assert not make_experiment(model=Own(head="fc")).mixes_examples
+    normed = Of(make=lambda shape, c: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, c)), head="2")
+    assert make_experiment(model=normed, sizes=(4, 8)).mixes_examples
+
+
+# --- torchvision
+
+
+def torchvision(**changes: Any) -> Torchvision:
+    return Torchvision(**{"name": "resnet18", "weights": None, "image_size": None} | changes)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A file as torchvision publishes it, of a network for 1000 classes."""
+    from torchvision.models import resnet18
+
+    with seeded_torch(3):
+        network = resnet18(weights=None)
+    torch.save(network.state_dict(), tmp_path / "resnet18.pth")
+    return network.eval(), tmp_path / "resnet18.pth"
+
+
+def test_weights_of_torchvision_see_the_images_that_they_were_trained_on(weights):
+    """Pixels normalised by the data set are normalised again as for ImageNet: p = x * s + m, (p - M) / S."""
+    network, path = weights
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        built = torchvision(weights=str(path)).build((3, 32, 32), 10).eval()
+    mean, std = (0.49, 0.48, 0.44), (0.2, 0.3, 0.25)
+    built.reading.normalised_as(mean, std)
+    pixels = torch.rand(2, 3, 32, 32)
+
+    def normalised(values, m, s):
+        return (values - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
+
+    network.fc = nn.Identity()
+    expected = network(normalised(pixels, IMAGENET_MEAN, IMAGENET_STD))
+    features = built(normalised(pixels, mean, std)).features
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
+    assert built.classifier.out_features == 10
+
+
+def test_grey_images_are_repeated_and_resized():
+    reading = Reading((4, 4), None, None)
+    x = torch.rand(2, 1, 8, 8)
+    read = reading(x)
+    assert read.shape == (2, 3, 4, 4)
+    # By hand: halving with antialias is the mean of pixels weighted 1, 3, 3, 1 in each direction, away from the edge.
+    weights = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
+    assert read[0, 1, 1, 2].item() == pytest.approx(
+        (weights[:, None] * weights * x[0, 0, 1:5, 3:7]).sum().item(), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1"])
+def test_networks_of_torchvision_train_on_grey_images(name):
+    """SqueezeNet has no linear last layer: its features are not known, its logits are."""
+    model = torchvision(name=name, image_size=64 if name == "squeezenet1_1" else None)
+    experiment = make_experiment(model=model, sizes=(4, 5))
+    assert isinstance(experiment.bench.net.module, LogitsOnly if name == "squeezenet1_1" else Headed)
+    assert tree.is_finite(play(experiment, 1).server["params"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "resnet81"}, r"model.name=resnet81: no classification network of torchvision \(nearest: 'resnet"),
+        ({"weights": "nowhere.pth"}, r"model.weights=nowhere.pth: must be a file that exists, DEFAULT or null"),
+        ({"freeze": ("layer5",)}, r"model.freeze=layer5: no such part of the network \(nearest: 'layer"),
+        ({"image_size": 0}, r"model.image_size=0: must be at least 1"),
+        ({"name": "vit_b_16"}, r"model: its network cannot read images of 1 x 6 x 6 .*224"),
+    ],
+)
+def test_bad_options_of_torchvision(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_experiment(model=torchvision(**changes))
+
+
+def test_a_file_of_another_network_is_refused(weights):
+    with pytest.raises(ConfigError, match=r"model.weights=.* must be the state dict of torchvision's resnet34"):
+        torchvision(name="resnet34", weights=str(weights[1])).build((3, 32, 32), 10)
+    with pytest.raises(ConfigError, match=r"model.name=resnet18: reads 3 channels, or grey images; these have 4"):
+        torchvision().build((4, 32, 32), 10)
+
+
+def test_published_weights_and_no_network(weights, monkeypatch):
+    from torchvision.models import ResNet18_Weights
+
+    network, _ = weights
+    state = network.state_dict()
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", lambda self, **_: state)
+    built = torchvision(weights="DEFAULT", freeze=("backbone",)).build((3, 32, 32), 10)
+    torch.testing.assert_close(built.backbone.conv1.weight, network.conv1.weight, rtol=0, atol=0)
+    assert [k for k, p in built.named_parameters() if p.requires_grad] == ["classifier.weight", "classifier.bias"]
+
+    def offline(self, **_):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", offline)
+    with pytest.raises(ConfigError, match=r"model.weights=DEFAULT: those of resnet18 cannot be downloaded .*<file>"):
+        torchvision(weights="DEFAULT").build((3, 32, 32), 10)
+
+
+# --- timm
+
+
+def vit(**changes: Any) -> Timm:
+    """timm's smallest vision transformer."""
+    return Timm(**{"name": "test_vit", "weights": None, "image_size": 32} | changes)
+
+
+def test_timm_that_is_not_installed_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(ConfigError, match=r"^model=timm: needs the package timm: pip install 'fedexp\[timm\]'$"):
+        make_experiment(model=vit())
+
+
+def test_a_vision_transformer_of_timm_trains_frozen_or_whole():
+    pytest.importorskip("timm")
+    whole = make_experiment(model=vit(), sizes=(4, 5))
+    assert isinstance(whole.bench.net.module, Headed)
+    assert whole.bench.net.module.backbone.patch_embed.img_size == (32, 32)
+    state = play(whole, 1)
+    assert tree.is_finite(state.server["params"])
+    part = make_experiment(ROWS["Moon"].make(), model=vit(freeze=("backbone",)), sizes=(4, 5))
+    assert not any("backbone" in name for name in part.initial)
+    assert tree.is_finite(play(part, 1).server["params"])
+
+
+def test_timm_reads_images_as_its_network_wants_them():
+    timm = pytest.importorskip("timm")
+    with seeded_torch(5):
+        network = timm.create_model("test_vit", num_classes=4).eval()
+    with seeded_torch(5):
+        built = vit(image_size=None).build((3, 32, 32), 4).eval()
+    wants = timm.data.resolve_model_data_config(network)
+    assert built.reading.size == wants["input_size"][1:]
+    built.reading.normalised_as((0.5,) * 3, (0.25,) * 3)
+    pixels = torch.rand(2, 3, *wants["input_size"][1:])
+    mean, std = (torch.tensor(wants[key]).view(3, 1, 1) for key in ("mean", "std"))
+    expected = network((pixels - mean) / std)
+    torch.testing.assert_close(built((pixels - 0.5) / 0.25).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_timm_from_a_file(tmp_path):
+    timm = pytest.importorskip("timm")
+    with seeded_torch(6):
+        network = timm.create_model("test_vit", num_classes=1000)
+    torch.save(network.state_dict(), tmp_path / "vit.pth")
+    built = vit(weights=str(tmp_path / "vit.pth"), image_size=None).build((3, 32, 32), 4)
+    torch.testing.assert_close(
+        built.backbone.blocks[0].mlp.fc1.weight, network.blocks[0].mlp.fc1.weight, rtol=0, atol=0
+    )
+    torch.save({"other": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(ConfigError, match=r"model.weights=.*other.pth: .* must be timm's weights of test_vit"):
+        vit(weights=str(tmp_path / "other.pth")).build((3, 32, 32), 4)
+    with pytest.raises(ConfigError, match=r"model.name=test_vitt: no network of timm \(nearest: 'test_vit"):
+        vit(name="test_vitt").build((3, 32, 32), 4)
+
+
+def test_the_scale_of_a_reading_is_by_hand():
+    """mean 0.5, std 0.25 of the data; 0.4 and 0.2 wanted: x * 0.25 / 0.2 + (0.5 - 0.4) / 0.2 = 1.25 x + 0.5."""
+    reading = Reading(None, (0.4,) * 3, (0.2,) * 3)
+    reading.normalised_as((0.5,), (0.25,))
+    assert all(math.isclose(a, b) for a, b in zip(reading.scale + reading.shift, [1.25] * 3 + [0.5] * 3, strict=True))
