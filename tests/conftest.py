@@ -2,12 +2,16 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# What one test has timed (fedexp.engine.timed) the next one reads, but nothing of the user's own cache.
+CACHE = tempfile.TemporaryDirectory(prefix="fedexp-tests-")
+os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 
 @pytest.fixture(autouse=True)

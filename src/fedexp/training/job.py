@@ -32,6 +32,7 @@ from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.deadline import Deadline
 from fedexp.training.experiment import Experiment, Stage, State
+from fedexp.training.fastest import way_of
 from fedexp.training.memory import peak_memory
 from fedexp.training.place import Place
 from fedexp.training.prepare import Prepared, prepare
@@ -77,7 +78,8 @@ def train_run(job: Job) -> dict[str, Any]:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
         job.deadline.check_start()  # the job may have waited for a GPU
-        prepared = prepare(built, job.place.cores)
+        before = origin.mapping_of(origin.read(job.directory), "way") if goes_on else None
+        prepared = prepare(built, job.place.cores, before)
         make_directory(job.directory)
         if not ours:
             held.enter_context(occupied(job.directory))
@@ -191,7 +193,7 @@ def note_beginning(
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
-    origin.note(job.directory, container, experiment.bench.data)
+    origin.note(job.directory, container, experiment.bench.data, way_of(prepared.hardware))
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
