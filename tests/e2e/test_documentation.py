@@ -132,10 +132,13 @@ NOT_EXECUTED = {
     "make PYTHON=python3.12 run": "the same",
     "make bench": MINUTES,
     "make bench-peers": MINUTES,
+    "make bench-gpu": "needs a GPU",
+    "make bench-scale": MINUTES,
     "python -m benchmarks": MINUTES,
     "python -m benchmarks --local-evaluation": MINUTES,
     "python -m benchmarks.peers": MINUTES,
     "python -m benchmarks.growth": MINUTES,
+    "python -m benchmarks.scale": MINUTES,
     "python -m benchmarks.gpu": "needs a GPU",
     "python -m benchmarks.convolutions": "needs a GPU",
 }
