@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-peers docs audit constraints
+.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-gpu bench-scale bench-peers docs audit constraints
 .PHONY: lint format clean
 
 help: ## this list
@@ -52,6 +52,12 @@ test-fuzz: $(STAMP) ## random bad input (half an hour); make test-fuzz CASES=200
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-gpu: $(STAMP) ## the figures of a GPU (a quarter of an hour on an H100)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+bench-scale: $(STAMP) ## 100,000 clients, and 3,000 rounds (ten minutes)
+	$(BIN)/python -m benchmarks.scale $(ARGS)
 
 bench-peers: $(STAMP) ## speed against Flower and pfl-research (installs the extra `bench`)
 	@$(PIP_INSTALL) -e '.[dev,bench]'

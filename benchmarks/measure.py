@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -82,6 +82,7 @@ class Memory:
     mark: str
     pss: float = 0.0
     rss: float = 0.0
+    samples: list[float] = field(default_factory=list)  # PSS in GiB at each of them
 
     def pids(self) -> list[int]:
         """Return the processes by environment, not by parent: daemons such as Ray's do not stay below the process that
@@ -105,6 +106,7 @@ class Memory:
             for key in totals:
                 match = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
                 totals[key] += int(match[1]) if match else 0
+        self.samples.append(totals["Pss"] / 2**20)
         self.pss, self.rss = (max(old, totals[k] / 2**20) for old, k in ((self.pss, "Pss"), (self.rss, "Rss")))
 
     def end_all(self) -> None:
@@ -113,11 +115,18 @@ class Memory:
                 os.kill(pid, 9)
 
 
-def run_once(contestant: Contestant, out: Path, timeout: float, environment: dict[str, str]) -> Rep:
-    """Run one repetition. Raises Refused, or RuntimeError with the end of the output."""
+def run_once(
+    contestant: Contestant,
+    out: Path,
+    timeout: float,
+    environment: dict[str, str],
+    samples: list[float] | None = None,
+) -> Rep:
+    """Run one repetition. Raises Refused, or RuntimeError with the end of the output. samples: a list to which the PSS
+    in GiB is added twice a second."""
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    memory, log = Memory(uuid.uuid4().hex), out.parent / f"{out.name}.log"
+    memory, log = Memory(uuid.uuid4().hex, samples=[] if samples is None else samples), out.parent / f"{out.name}.log"
     command = [part.replace("OUT", str(out)) for part in contestant.command]
     # Waiting threads sleep, as in fedexp: spinning ones would take the cores from the other processes.
     variables = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)} | environment | {MARK: memory.mark}

@@ -39,9 +39,9 @@ QUICK = ("dataset=digits", "local.epochs=1", "dataset.augmentation.crop_padding=
 class OneByOne(FedReg):
     """FedReg as it was: two ascents one after the other."""
 
-    def ascend(self, net: Network, model: Params, batch: Batch) -> tuple[torch.Tensor, ...]:
+    def ascend(self, net: Network, model: Params, batch: Batch, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         def loss(x: torch.Tensor) -> torch.Tensor:
-            return functional.cross_entropy(net(model, x).logits, batch.y, reduction="sum")
+            return functional.cross_entropy(net(model, x, mask).logits, batch.y, reduction="sum")
 
         found = []
         for eta in (self.eta_s, self.eta_s * self.eta_ratio):

@@ -16,6 +16,7 @@ from benchmarks.measure import CONF
 from fedexp.data.cache import Arrays
 from fedexp.data.datasets import TorchvisionDataset
 from fedexp.data.types import ImageData
+from fedexp.training.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, BATCH, EPOCHS = 100, 50, 5
@@ -33,11 +34,12 @@ class RandomPixels(TorchvisionDataset):
     """Noise with the shapes and class sizes of CIFAR-10, and so with the client sizes of LDA on CIFAR-10."""
 
     sizes: ClassVar = (50_000, 10_000)
+    side: ClassVar = 32  # pixels
 
     def read(self) -> Arrays:
         rng, arrays = np.random.default_rng(0), {}
         for split, size in zip(("train", "test"), self.sizes, strict=True):
-            arrays[f"x_{split}"] = rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
+            arrays[f"x_{split}"] = rng.integers(0, 256, (size, self.side, self.side, 3), dtype=np.uint8)
             arrays[f"y_{split}"] = rng.permutation(np.arange(size, dtype=np.int64) % 10)
         return arrays | {"classes": np.array([str(c) for c in range(10)])}
 
@@ -46,6 +48,13 @@ class FewRandomPixels(RandomPixels):
     """A tenth of it, for measurements that take seconds."""
 
     sizes: ClassVar = (5_000, 1_000)
+
+
+class SmallRandomPixels(RandomPixels):
+    """Many small images, for very many clients."""
+
+    sizes: ClassVar = (600_000, 1_000)
+    side: ClassVar = 16
 
 
 def data_overrides() -> list[str]:
@@ -100,25 +109,31 @@ class Workload:
         return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names})
 
 
-def prepare_workload(rounds: int, extra: list[str]) -> Workload:
-    """Return W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
+def make_experiment(overrides: list[str]) -> Experiment:
+    """Return W1 with these overrides, such as those of `data_overrides`, as fedexp prepares it."""
     from hydra import compose, initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
     from fedexp.config.build import build
     from fedexp.config.options import conf_directory
-    from fedexp.training.exchange import sample
     from fedexp.training.prepare import prepare
 
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
         search = f"hydra.searchpath=[file://{CONF}]"
-        overrides = [*OVERRIDES, *extra, "tracker=none", "hardware=cpu", "hydra.run.dir=unused", search]
-        config = compose("config", overrides, return_hydra_config=True)
+        everything = [*OVERRIDES, *overrides, "tracker=none", "hydra.run.dir=unused", search]
+        config = compose("config", everything, return_hydra_config=True)
     HydraConfig.instance().set_config(config)  # in which fedexp looks up who names a class outside of it
     with open_dict(config):
         del config.hydra
-    experiment = prepare(build(config)).experiment
+    return prepare(build(config)).experiment
+
+
+def prepare_workload(rounds: int, extra: list[str]) -> Workload:
+    """Return W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
+    from fedexp.training.exchange import sample
+
+    experiment = make_experiment([*extra, "hardware=cpu"])
     data, held = experiment.bench.data, experiment.stages[0].federation.parts
     assert isinstance(data, ImageData)
     parts = [[held[client] for client in sample(experiment, number)] for number in range(1, rounds + 1)]

@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,9 @@ from fedexp.figures import style
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# What one test has timed (fedexp.engine.timed) the next one reads, but nothing of the user's own cache.
+CACHE = tempfile.TemporaryDirectory(prefix="fedexp-tests-")
+os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 get_mode, load = Hydra.get_mode, OmegaConf.load
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
 
 from benchmarks import __main__ as bench
-from benchmarks import bare, convolutions, gpu, measure, pairs, w1
+from benchmarks import bare, convolutions, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
@@ -212,6 +212,34 @@ def test_gpu_benchmark_needs_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
     assert capsys.readouterr().err == "benchmarks.gpu: torch finds no CUDA device on this machine\n"
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_prints_every_figure(capsys):
+    """On a CPU, with two rounds of a tenth of the images: the shape of what it prints, and no figure."""
+    arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=2", "--rounds-of-steps=2"]
+    small = ["dataset=few_random_pixels", "local.epochs=1", "model.channels=[4,4]", "model.hidden=[8]"]
+    assert gpu.main([*arguments, "--precisions=fp32", "--models=resnet10", "--", *small, "hardware.threads=1"]) == 0
+    text = capsys.readouterr().out
+    for row in ("fedavg fp32 | 2 |", "fedntd fp32 | 2 |", "vectorised fp32 | 2 |", "scaffold fp32 | 2 |"):
+        assert f"| {row}" in text
+    assert all(goal in text for goal in gpu.GOALS.values())
+
+
+@pytest.mark.slow
+def test_scale_benchmark(capsys):
+    assert scale.main(["--clients=200", "--partitions=iid", "--client-rounds=3", "--rounds=4", "--no-results"]) == 0
+    text = capsys.readouterr().out
+    assert "| iid | 2 |" in text
+    assert "| ms a round |" in text
+
+
+def test_what_of_a_round_is_overhead():
+    """1.5 s, of which 1 s training and 0.2 s testing; medians of 1, 2, 3 and 4, 5, 6 and 9, 8, 7."""
+    assert scale.without_work({"seconds": "1.5", "train_seconds": "1", "evaluation_seconds": "0.2"}) == pytest.approx(
+        0.3
+    )
+    assert scale.parts([1, 2, 3, 4, 5, 6, 9, 8, 7]) == ["2", "5", "8"]
 
 
 def test_ways_of_convolving_agree():

@@ -153,7 +153,7 @@ def test_dataset_brings_its_protocol():
         (["targets=0.5"], "targets=0.5: must be a list of values that are each a number"),
         (["hardware.threads=0"], "hardware.threads=0: must be at least 1 and at most 1024, or null"),
         (["hardware.threads=many"], "hardware.threads=many: must be an integer, or null"),
-        (["hardware.precision=fp61"], "hardware.precision=fp61: must be one of fp32, tf32, bf16, fp64"),
+        (["hardware.precision=fp61"], "hardware.precision=fp61: must be one of auto, fp32, tf32, bf16, fp64"),
         (["weighting=example"], "weighting=example: must be one of examples, uniform (nearest: 'examples')"),
         (["alpha=0"], "alpha=0"),
         (["algorithm=fedntd", "algorithm.beta=-1"], "algorithm.beta=-1.0: must be finite and at least 0"),

@@ -285,8 +285,6 @@ def test_hardware_refuses_what_cannot_work():
         hardware(precision="tf32").resolve(vectorises=True, cohort_size=1)
     with pytest.raises(ConfigError, match=r"hardware.device=cuda:99: this machine shows"):
         hardware(device="cuda:99").resolve(vectorises=True, cohort_size=1)
-    with pytest.raises(ConfigError, match=r"hardware.engine=vectorised"):
-        make_experiment(**NORMED, engine="vectorised")
 
 
 def test_hardware_choices(monkeypatch):

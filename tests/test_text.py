@@ -1,5 +1,6 @@
 """Texts: both file layouts and that of CFeD, vocabularies and vectors, and TextCNN with its repeatable dropout."""
 
+import copy
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from fedexp.data.text import PAD, UNK, DropoutKeys, TextDataset, UnlabelledTexts
 from fedexp.data.types import TextShape
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
+from fedexp.engine.vectorised.network import ClientNetwork
 from fedexp.models.textcnn import TextCNN, kept
 from fedexp.training.public_data import PublicSet
 from toy_federation import composed
@@ -387,9 +389,8 @@ def test_kinds_of_models_and_data_match():
     for option, kind in (("cnn", "images"), ("resnet10", "images"), ("resnet18", "images"), ("textcnn", "text")):
         model = build(composed(f"model={option}")).model
         assert (model.reads, model.mixes_examples) == (kind, option.startswith("resnet"))
-        assert model.vectorises == (option == "cnn")
+        assert model.vectorises
     assert build(composed()).dataset.kind == "images"
-    assert replace(SMALL, dropout=0.0).vectorises
 
 
 # ---- draws ----
@@ -608,6 +609,17 @@ def test_clients_with_their_own_weights_under_vmap(train):
         alone = grad(loss)({name: value[k] for name, value in stacked.items()}, x[k], y[k])
         for name, value in alone.items():
             torch.testing.assert_close(together[name][k], value, rtol=1e-11, atol=1e-12)
+
+
+def test_the_vectorised_engine_drops_out_in_training_alone():
+    """What is differentiated runs in train mode, with the keys of its texts; a teacher does not."""
+    model, x = small_model(), keyed(torch.randint(9, (4, 6)), 1)
+    params = {k: p.detach() for k, p in model.named_parameters()}
+    trained, tested = (getattr(copy.deepcopy(model), mode)()(x).logits.sum() for mode in ("train", "eval"))
+    net = ClientNetwork(FunctionalNetwork(model, "fp64"), {})
+    _, value = net.gradient(lambda p: net(p, x).logits.sum() - 3 * net(params, x).logits.sum(), params)
+    torch.testing.assert_close(value, (trained - 3 * tested).detach())
+    assert abs(float(trained - tested)) > 1e-3
 
 
 # ---- the real data ----

@@ -23,7 +23,7 @@ from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
 from fedexp.engine.vectorised.clients import Clients, Job
-from fedexp.engine.vectorised.convolution import StreamsNetwork, convolve
+from fedexp.engine.vectorised.convolution import StackedNetwork, convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
 from fedexp.models.cnn import CNN
@@ -91,6 +91,16 @@ def test_convolution_client_by_client(channels, kernel, padding, channels_last):
     torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("stride", [(2, 2), (3, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize("channels", [3, 6])
+def test_convolution_with_strides(channels, stride):
+    """Also such that the last rows and columns are in no window."""
+    x, weight, bias = normal(3, 2, channels, 8, 7), normal(3, 5, channels, 3, 3), normal(3, 5)
+    ours = value_and_gradients(lambda *inputs: convolve(*inputs, (1, 1), stride), x, weight, bias)
+    torchs = value_and_gradients(lambda *inputs: F.conv2d(*inputs, stride=stride, padding=1), x, weight, bias)
+    torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("channels", [1, 6])
 def test_gradients_of_each_example_of_each_client(channels):
     """vmap within vmap: the weights are stacked once, the examples twice."""
@@ -109,7 +119,8 @@ def test_gradients_of_each_example_of_each_client(channels):
     [
         ((5, 4, 3, 3), {"padding": 1}, True),
         ((5, 4, 3, 3), {"padding": (1,), "stride": [1, 1]}, True),
-        ((5, 4, 3, 3), {"stride": 2}, False),
+        ((5, 4, 3, 3), {"stride": 2}, True),
+        ((5, 4, 2, 3), {"stride": (3, 2), "padding": (0, 1)}, True),
         ((5, 4, 3, 3), {"dilation": 2}, False),
         ((6, 2, 3, 3), {"groups": 2}, False),
         ((5, 4, 3, 3), {"padding": "same"}, False),
@@ -125,7 +136,7 @@ def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypa
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with convolution._OneByOne():
+        with convolution._Replaced():
             return function(*inputs)
 
     torch.testing.assert_close(value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11)
@@ -137,7 +148,7 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     calls = Calls(convolution.convolve)
     monkeypatch.setattr(convolution, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
-    net, shared = StreamsNetwork(FunctionalNetwork(module, "fp64")), dict(module.named_parameters())
+    net, shared = StackedNetwork(FunctionalNetwork(module, "fp64")), dict(module.named_parameters())
     stacked = {name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()}
     x = normal(3, 2, 1, 6, 6)
     vmap(lambda one: net(shared, one).logits)(x)
@@ -404,7 +415,7 @@ class Traces:
 
 
 def changed_by_a_step(frame):
-    return [*frame.params.values(), *frame.memory["momentum"].values(), frame.losses]
+    return [*frame.params.values(), *frame.buffers.values(), *frame.memory["momentum"].values(), frame.losses]
 
 
 def recording(capture, *options):

@@ -108,7 +108,7 @@ class Normed(Model):
     """A model whose batch norm keeps running statistics, as torchvision's ResNets do."""
 
     mixes_examples: ClassVar[bool] = True
-    vectorises: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = True
     reads: ClassVar[str] = "images"
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:

@@ -146,6 +146,8 @@ NOT_EXECUTED = {
     "make PYTHON=python3.12 run": "the same",
     "make bench": MINUTES,
     "make bench-peers": MINUTES,
+    "make bench-gpu": "needs a GPU",
+    "make bench-scale": MINUTES,
     "python -m benchmarks": MINUTES,
     "python -m benchmarks --local-evaluation": MINUTES,
     "python -m benchmarks.peers": MINUTES,
@@ -153,6 +155,7 @@ NOT_EXECUTED = {
     "python -m benchmarks.pairs": MINUTES,
     "python -m benchmarks.pairs views": MINUTES,
     "python -m benchmarks.pairs fedreg --quick --rounds=3 --set participation=0.2": MINUTES,
+    "python -m benchmarks.scale": MINUTES,
     "python -m benchmarks.gpu": "needs a GPU",
     "python -m benchmarks.convolutions": "needs a GPU",
 }

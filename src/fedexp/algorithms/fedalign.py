@@ -74,7 +74,7 @@ class FedAlign(FedAvg):
         output = net(params, batch.x)
         loss = masked_mean(F.cross_entropy(output.logits, batch.y, reduction="none"), batch.mask)
         before, after = (m.detach() for m in output.maps)
-        narrow = spectral_norm(before, net.slim(params, before, self.width))
+        narrow = spectral_norm(before, net.slim(params, before, self.width, batch.mask))
         lipschitz = masked_mean((narrow - spectral_norm(before, after)) ** 2, batch.mask)
         scale = (loss / lipschitz.clamp(min=SMALLEST)).detach()
         return loss + self.mu * scale * lipschitz

@@ -91,7 +91,7 @@ class Released(FedAvg):
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
 
             def likelihood(p: Params, batch: Batch = batch, mask: torch.Tensor = mask) -> torch.Tensor:
-                logs = F.log_softmax(net(p, batch.x).logits, -1).index_select(1, batch.y)  # [b, b']
+                logs = F.log_softmax(net(p, batch.x, mask).logits, -1).index_select(1, batch.y)  # [b, b']
                 return (logs * mask[:, None] * mask).sum()
 
             grads, _ = net.gradient(likelihood, params)

@@ -106,7 +106,9 @@ class FedKA(FedAvg):
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
-        logits = net(params, torch.cat([batch.x, ctx.setup["x"]])).logits
+        anchors, mask = ctx.setup["x"], batch.mask
+        counted = None if mask is None else torch.cat([mask, mask.new_ones(len(anchors))])
+        logits = net(params, torch.cat([batch.x, anchors]), counted).logits
         rows = len(batch.y)
         loss = masked_mean(F.cross_entropy(logits[:rows], batch.y, reduction="none"), batch.mask)
         columns, valid = (ctx.plan[k].to(logits.dtype) for k in ("columns", "valid"))

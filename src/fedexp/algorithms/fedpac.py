@@ -94,7 +94,7 @@ class FedPAC(FedAvg):
         classes = len(like)
         count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
         for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
-            features = net(params, batch.x).features
+            features = net(params, batch.x, mask).features
             member = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) * mask[:, None]
             count, total = count + member.sum(0), total + member.T @ features
             squares = squares + member.T @ (features**2).sum(-1)

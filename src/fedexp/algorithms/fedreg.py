@@ -57,22 +57,22 @@ class FedReg(FedAvg):
         return tree.stack([padded(one, len(made[0]["y"])) for one in made]) if made else {}
 
     def prepare(self, net: Network, batch: Batch, mask: torch.Tensor, ctx: Context) -> Tree:
-        pseudo, perturbed = self.ascend(net, ctx.server["params"], batch)
-        soft = net(ctx.server["params"], pseudo).logits.softmax(-1)
+        pseudo, perturbed = self.ascend(net, ctx.server["params"], batch, mask)
+        soft = net(ctx.server["params"], pseudo, mask).logits.softmax(-1)
         return {"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask}
 
-    def ascend(self, net: Network, model: Params, batch: Batch) -> tuple[torch.Tensor, ...]:
+    def ascend(self, net: Network, model: Params, batch: Batch, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return pseudo and perturbed data. Both begin at the batch and share its gradient; each then follows its
         own."""
 
-        def direction(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return grad(lambda x: F.cross_entropy(net(model, x).logits, y, reduction="sum"))(x).sign()
+        def direction(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return grad(lambda x: F.cross_entropy(net(model, x, mask).logits, y, reduction="sum"))(x).sign()
 
-        first, sizes = direction(batch.x, batch.y), (self.eta_s, self.eta_s * self.eta_ratio)
+        first, sizes = direction(batch.x, batch.y, mask), (self.eta_s, self.eta_s * self.eta_ratio)
         both, y = torch.cat([batch.x + eta * first for eta in sizes]), torch.cat([batch.y] * 2)
         eta = torch.cat([torch.full_like(batch.x, eta) for eta in sizes])
         for _ in range(self.ascent - 1):
-            both = both + eta * direction(both, y)
+            both = both + eta * direction(both, y, torch.cat([mask] * 2))
         return both.chunk(2)
 
     def local_step(
@@ -113,7 +113,7 @@ def cross_entropy(
     net: Network, params: Params, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the mean cross-entropy over the examples; y: labels [B] or probabilities [B, C]."""
-    return masked_mean(F.cross_entropy(net(params, x).logits, y, reduction="none"), mask)
+    return masked_mean(F.cross_entropy(net(params, x, mask).logits, y, reduction="none"), mask)
 
 
 def padded(one: Tree, size: int) -> Tree:

@@ -20,14 +20,14 @@ def squares(
     """Return (sum of squared gradients over a batch, of how many): of every example (`sample`), or the one of the mean
     cross-entropy (`batch`). mask [B]; rows: see heads.by_head, None: one head for all."""
 
-    def logits(p: Params, x: torch.Tensor) -> torch.Tensor:
-        outputs = net(p, x).logits
+    def logits(p: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        outputs = net(p, x, mask).logits
         return outputs if rows is None else by_head(outputs, rows)
 
     if estimator == "batch":
 
         def loss(p: Params) -> torch.Tensor:
-            return masked_mean(F.cross_entropy(logits(p, batch.x), batch.y, reduction="none"), mask)
+            return masked_mean(F.cross_entropy(logits(p, batch.x, mask), batch.y, reduction="none"), mask)
 
         return {k: g * g for k, g in grad(loss)(params).items()}, 1.0
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,13 +20,16 @@ class Network(Protocol):
     the running statistics of the received global model, unless the tree brings buffers of its own.
     """
 
-    def __call__(self, params: Params, x: torch.Tensor) -> Output: ...
+    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+        """Return the output for inputs x [n, ...]. mask [n]: 1 = example, 0 = padding, which batch norm leaves out of
+        its statistics; None: every row counts, or, where x is the x of a batch, its rows as `Batch.mask` has them."""
 
     def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
         """Return (gradient, value) of a scalar function of the parameters; inside, these run in train mode."""
 
-    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """Return the last stage of a model that has one, with fewer channels (see models.Staged)."""
+    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the last stage of a model that has one, with fewer channels (see models.Staged); mask as above, None:
+        every row counts."""
 
     def buffers(self) -> Params:
         """Return running statistics of the model in training; empty for models without."""
@@ -90,12 +94,12 @@ class Federation:
     def num_classes(self) -> int:
         return self.counts.shape[1]
 
-    @property
+    @cached_property
     def weights(self) -> np.ndarray:
         """Return the weights [K]: n_k, or ones with weighting=uniform."""
         return np.array([1 if self.weighting == "uniform" else len(part) for part in self.parts])
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Return the number of examples of the client that has the most."""
         return max(map(len, self.parts))

@@ -88,7 +88,11 @@ class Partition:
         assert all(len(part) for part in ordered), "a client without examples"
         assert 0 <= everything.min() <= everything.max() < len(labels), "an index out of range"
         assert len(np.unique(everything)) == len(everything), "an example with two owners"
-        counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in ordered]).astype(np.int64)
+        owners = np.repeat(np.arange(len(ordered)), [len(part) for part in ordered])
+        own = labels[everything]
+        assert 0 <= own.min() <= own.max() < num_classes, "a label out of range"
+        cells = np.bincount(owners * num_classes + own, minlength=len(ordered) * num_classes)
+        counts = cells.reshape(len(ordered), num_classes).astype(np.int64)  # of all clients at once: there may be many
         sizes = counts.sum(1)
         info = info | {
             "size_min": int(sizes.min()),

@@ -15,21 +15,23 @@ from fedexp.engine.processes.distributed import Distributed
 from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
 from fedexp.engine.processes.workers import Workers, spread
 from fedexp.engine.sequential import Sequential
-from fedexp.engine.vectorised.convolution import CONVOLUTIONS, uses_streams
+from fedexp.engine.timed import Measured, Way
+from fedexp.engine.vectorised.convolution import CONVOLUTIONS, stacked_way
 from fedexp.engine.vectorised.engine import Vectorised
 
 ONE_CLIENT = ("direct", "winograd")  # ways of convolving outside of the vectorised engine
+PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp64")
 ENGINES = ("auto", "sequential", "workers", "vectorised", "distributed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The user's choice of hardware; `resolve` turns `auto` into a choice and says why."""
+    """The user's choice of hardware; `resolve` turns `auto` into a choice and says why, but for what timing decides."""
 
     device: str  # auto | cpu | cuda | cuda:N
     engine: str  # auto | sequential | workers | vectorised | distributed
     workers: int | None  # processes of the workers engine; None: one per core or GPU, at most one per sampled client
-    precision: str  # fp32 | tf32 | bf16 | fp64
+    precision: str  # auto | fp32 | tf32 | bf16 | fp64
     threads: int | None  # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
     convolution: str  # auto | direct | winograd (one client at a time) | grouped | streams (vectorised engine)
@@ -40,7 +42,7 @@ class Hardware:
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
         require(known, "hardware.device", self.device, "one of auto, cpu, cuda, cuda:<number>")
         require_choice("hardware.engine", self.engine, ENGINES)
-        require_choice("hardware.precision", self.precision, ("fp32", "tf32", "bf16", "fp64"))
+        require_choice("hardware.precision", self.precision, PRECISIONS)
         sound = self.threads is None or 1 <= self.threads <= 1024  # OpenMP ends the process when it gets no more
         require(sound, "hardware.threads", self.threads, "at least 1 and at most 1024, or null")
         require_choice("hardware.convolution", self.convolution, (*CONVOLUTIONS, *ONE_CLIENT))
@@ -57,9 +59,8 @@ class Hardware:
         return self.device in ("auto", "cuda") and not several
 
     def resolve(self, vectorises: bool, cohort_size: int, share: int | None = None) -> "Resolved":
-        """Resolve `auto`. vectorises: the model treats each example alone, in training as in evaluation (no batch norm,
-        no dropout); share: cores that the run may use, where other runs use the others; None: all that this process
-        may."""
+        """Resolve `auto`. vectorises: as the model says (models.Model); share: cores that the run may use, where other
+        runs use the others; None: all that this process may."""
         device, why = self._device()
         share = cores() if share is None else min(share, cores())
         count, ranks, engine = self._workers(device, cohort_size, share), self._ranks(), self.engine
@@ -71,9 +72,8 @@ class Hardware:
             engine = "workers" if count > 1 or self.workers else "sequential"
         if engine == "vectorised" and not vectorises:
             raise ConfigError(
-                "hardware.engine=vectorised: pads short batches, which batch normalisation would see, and knows no "
-                "dropout; use hardware.engine=sequential with this model, or one without either (model=cnn, or "
-                "model.dropout=0)"
+                "hardware.engine=vectorised: this model says (`vectorises`) that it has layers that cannot be stacked; "
+                "use hardware.engine=sequential"
             )
         if self.precision == "tf32" and device.type != "cuda":
             raise ConfigError("hardware.precision=tf32: only CUDA devices have it; use fp32 or bf16 on a CPU")
@@ -135,12 +135,13 @@ class Resolved:
 
     device: torch.device
     engine: str
-    precision: str
+    precision: str  # auto until `timed` has decided
     threads: int  # of each process
     workers: int  # processes that train
     vectorised: Vectorised  # as it was asked for, used or not
     inner: str  # engine of each worker
     why: str
+    measured: Measured | None = None  # what timing has found; None: it had nothing to decide
 
     @property
     def dtype(self) -> torch.dtype:
@@ -150,12 +151,32 @@ class Resolved:
 
     @property
     def convolves(self) -> str:
-        """Return how the convolutions of one client are computed (see models.winograd.Conv2d): "direct", or "winograd",
-        which was measured to be faster on x86 CPUs with AVX2 and with AVX-512."""
+        """Return how the convolutions of one client are computed (see models.winograd.Conv2d): "direct", or "winograd".
+        Where nothing was timed, it is "winograd" in fp32 on x86 CPUs with AVX2 or AVX-512."""
         if self.vectorised.convolution in ONE_CLIENT:
             return self.vectorised.convolution
+        if self.measured is not None:
+            return self.measured.way.convolution
         plain = self.device.type == "cpu" and self.precision == "fp32"
         return "winograd" if plain and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else "direct"
+
+    @property
+    def ways(self) -> list[Way]:
+        """Return the ways of computing a client's step among which timing decides; one where all is named or known."""
+        cpu, asked = self.device.type == "cpu", self.vectorised.convolution
+        precisions = ["fp32", "bf16"] if self.precision == "auto" else [self.precision]
+        if len(precisions) > 1 and cpu and (trouble_with_bf16() or asked == "winograd"):
+            precisions = ["fp32"]
+        ways: list[Way] = []
+        for precision in precisions:
+            both = cpu and precision == "fp32" and self.kind == "sequential"
+            named = [asked] if asked in ONE_CLIENT else []
+            ways += [Way(precision, one) for one in named or (("winograd", "direct") if both else ("direct",))]
+        return ways
+
+    def choose(self, way: Way, measured: Measured | None = None) -> "Resolved":
+        """Return the hardware with one of its ways in place of `auto`. measured: how it was found, if by timing."""
+        return replace(self, precision=way.precision, measured=measured)
 
     @property
     def kind(self) -> str:
@@ -205,7 +226,7 @@ class Resolved:
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
         convolution = self.convolves
         if self.kind == "vectorised":
-            convolution = "streams" if uses_streams(self.vectorised.convolution, self.device) else "grouped"
+            convolution = stacked_way(self.vectorised.convolution, self.device)
         return {
             "device": str(self.device),
             "name": name,
@@ -214,13 +235,15 @@ class Resolved:
             "threads": self.threads,
             "workers": self.workers,
             "convolution": convolution,
+            **({} if self.measured is None else self.measured.as_dict()),
         }
 
     def arithmetic(self) -> dict[str, Any]:
         """Return what decides how sums are rounded. Not the number of workers, nor whether clients train in this
         process or in others: neither changes a bit."""
         values = self.as_dict() | {"engine": self.kind, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
-        del values["workers"]
+        for name in ("workers", "seconds_of_a_step"):
+            values.pop(name, None)
         if self.kind == "vectorised":
             values |= {"chunk": self.vectorised.chunk}
         if self.device.type == "cuda":

@@ -11,8 +11,10 @@ from torch.func import functional_call, grad_and_value
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.memory import free_memory, size_of
+from fedexp.core.private.of_torch import outside_transforms
 from fedexp.core.tree import Params
 from fedexp.models import Output
+from fedexp.models.batch_norm import leaving_out_padding
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
@@ -34,10 +36,19 @@ class FunctionalNetwork:
         self.names = frozenset(self.module.state_dict())
         self._held: Params | None = None
         self._cast: Params = {}
+        self._training: nn.Module | None = None  # the module in train mode, where it is called so
 
-    def __call__(self, params: Params, x: torch.Tensor) -> Output:
+    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
         weights = self.own(self._cast if params is self._held else params)
-        return self._forward(lambda: functional_call(self.module, weights, (x,)), x)
+        return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
+
+    def in_training(self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+        """Return the output in train mode with these running statistics, which change in place."""
+        if self._training is None:
+            with outside_transforms():  # what a transform wraps is of no use after it
+                self._training = copy.deepcopy(self.module).train()
+        module, values = self._training, self.own(params) | buffers
+        return self._forward(lambda: functional_call(module, values, (x,)), x, mask)
 
     def on(self, device: torch.device) -> "FunctionalNetwork":
         """Return a copy on a device."""
@@ -61,11 +72,12 @@ class FunctionalNetwork:
             self._held = params
             self._cast = {k: v.to(torch.bfloat16) if v.dim() > 1 else v for k, v in params.items()}
 
-    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
+    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return the last stage alone with fewer channels, of a model that has one (see models.Staged); never in
         bf16."""
         whole = dict(self.module.named_parameters()) | params
-        return self.module.slim(whole, x, width)  # type: ignore[operator]
+        with leaving_out_padding(mask):
+            return self.module.slim(whole, x, width)  # type: ignore[operator]
 
     def hidden_activations(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return hidden activations [B, d] after the ReLU of every fully connected hidden layer, of a model that has
@@ -82,11 +94,12 @@ class FunctionalNetwork:
     def buffers(self) -> Params:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
-    def _forward(self, call: Callable[[], Output], x: torch.Tensor) -> Output:
-        if self.precision != "bf16":
-            return call()
-        with torch.autocast(x.device.type, torch.bfloat16):
-            features, logits, maps = call()
+    def _forward(self, call: Callable[[], Output], x: torch.Tensor, mask: torch.Tensor | None) -> Output:
+        with leaving_out_padding(mask):
+            if self.precision != "bf16":
+                return call()
+            with torch.autocast(x.device.type, torch.bfloat16):
+                features, logits, maps = call()
         features = features if features is None else features.to(self.dtype)  # see models.own.LogitsOnly
         return Output(features, logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
 
@@ -124,12 +137,12 @@ class LiveNetwork(FunctionalNetwork):
         self.params: Params = self._own
         self._moving: Params | None = None
 
-    def __call__(self, params: Params, x: torch.Tensor) -> Output:
+    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
         if params is self.params:
-            return self._forward(lambda: self.module(x), x)
+            return self._forward(lambda: self.module(x), x, mask)
         if params is self._moving:
-            return self._forward(lambda: functional_call(self.module, self.own(params), (x,)), x)
-        return self.frozen(params, x)
+            return self._forward(lambda: functional_call(self.module, self.own(params), (x,)), x, mask)
+        return self.frozen(params, x, mask)
 
     def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
         self._moving = {name: value.detach().requires_grad_() for name, value in params.items()}

@@ -33,7 +33,8 @@ class Model(ABC):
     @property
     @abstractmethod
     def vectorises(self) -> bool:
-        """Tell whether the network treats each example alone and is the same in training as in evaluation."""
+        """Tell whether torch.func.vmap knows every layer and, in training, padding changes no other example: batch norm
+        may be one of torch's, dropout may not, since it draws from a generator that all clients would share."""
 
     @abstractmethod
     def build(self, shape: Any, num_classes: int) -> nn.Module:

@@ -21,7 +21,7 @@ class CNN(Model):
     """
 
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
-    vectorises: ClassVar[bool] = True  # the same in training as in evaluation
+    vectorises: ClassVar[bool] = True  # torch.func.vmap knows all layers
     has_neurons: ClassVar[bool] = True  # hidden_activations
 
     channels: tuple[int, ...]  # output channels of each convolution

@@ -20,7 +20,7 @@ WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # their auxiliary outputs are 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained(OwnModel):
-    """What both libraries have in common."""
+    """A network of a library, by its name: the base of both options."""
 
     name: str
     weights: str | None  # a file, DEFAULT or None: random ones

@@ -24,7 +24,7 @@ class CifarResNet(Model):
     """
 
     mixes_examples: ClassVar[bool] = True  # batch norm
-    vectorises: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = True
 
     widths: tuple[int, ...]  # channels of each stage; every stage after the first halves the image
 
@@ -102,7 +102,7 @@ class TorchvisionResNet(Model):
     """
 
     mixes_examples: ClassVar[bool] = True  # batch norm
-    vectorises: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = True
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
     weights: str | None  # file of torchvision's weights to begin with, but for the last layer; None: random ones
@@ -173,7 +173,7 @@ class BottleneckResNet(Model):
     """
 
     mixes_examples: ClassVar[bool] = True  # batch norm
-    vectorises: ClassVar[bool] = False
+    vectorises: ClassVar[bool] = True
 
     widths: tuple[int, ...]  # inner channels of each stage; every stage after the first halves the image
     blocks: int  # of each stage

@@ -22,6 +22,7 @@ class TextCNN(Model):
 
     reads: ClassVar[str] = "text"
     mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
+    vectorises: ClassVar[bool] = True  # dropout is a function of each example's key
 
     filters: int  # of each height
     heights: tuple[int, ...]  # characters that a filter sees
@@ -36,11 +37,6 @@ class TextCNN(Model):
         require(self.hidden >= 1, "model.hidden", self.hidden, "at least 1")
         require(0 <= self.dropout < 1, "model.dropout", self.dropout, "at least 0 and less than 1")
         require(self.dimension >= 1, "model.dimension", self.dimension, "at least 1")
-
-    @property
-    def vectorises(self) -> bool:
-        """Tell whether the network is the same in training as in evaluation."""
-        return self.dropout == 0
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
         """Return a freshly initialised network for texts of `shape`; its vectors begin as pre-trained, if any.

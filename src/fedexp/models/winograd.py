@@ -28,11 +28,13 @@ class Conv2d(nn.Conv2d):
     """torch's layer, computed here where that can be done and pays."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        stacked = in_transform()  # which do not know it
-        if stacked or not self.fits or x.dim() != 4:
+        if in_transform() or not self.pays(x):  # no transform knows it
             return super().forward(x)
-        padding = int(self.padding[0])
-        return conv2d(x, self.weight, self.bias, padding) if pays(x, self.weight, padding) else super().forward(x)
+        return conv2d(x, self.weight, self.bias, int(self.padding[0]))
+
+    def pays(self, x: torch.Tensor) -> bool:
+        """Return whether it can be computed here for x and should then be faster."""
+        return self.fits and x.dim() == 4 and pays(x, self.weight, int(self.padding[0]))
 
     @cached_property
     def fits(self) -> bool:

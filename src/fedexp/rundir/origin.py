@@ -3,6 +3,7 @@
 {"fingerprint": "2:...",          as `identity.fingerprint`
  "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path
  "data": {"train": ..., ...},     what the data were when they had been loaded
+ "way": {"precision": ..., ...},  how steps are computed, where that was left to timing
  "directory": "..."}              the working directory, in which relative paths begin
 
 Runs that were begun before there was such a file lack it until they are resumed.
@@ -28,13 +29,13 @@ PATHS = (
 )
 
 
-def note(directory: Path, container: Mapping[str, Any], data: Data) -> None:
-    """Write the file, where there is none."""
+def note(directory: Path, container: Mapping[str, Any], data: Data, way: Mapping[str, str] | None = None) -> None:
+    """Write the file, where there is none. way: of computing, which a resumed run keeps."""
     if read(directory):
         return
     marks = data_marks(container)
     found = {"fingerprint": fingerprint(container, marks), "marks": marks, "data": describe(data)}
-    storage.write_json(directory / NAME, found | {"directory": str(Path.cwd())})
+    storage.write_json(directory / NAME, found | {"way": dict(way or {}), "directory": str(Path.cwd())})
 
 
 def renew(directory: Path, container: Mapping[str, Any]) -> None:

@@ -50,7 +50,8 @@ def train_run(job: Job) -> dict[str, Any]:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
         job.deadline.check_start()  # the job may have waited for a GPU
-        prepared = prepare(built, job.place.cores)
+        before = origin.mapping_of(origin.read(job.directory), "way") if goes_on else None
+        prepared = prepare(built, job.place.cores, before)
         make_directory(job.directory)
         if not ours:
             held.enter_context(occupied(job.directory))

@@ -20,6 +20,7 @@ from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt
 from fedexp.training import extension
 from fedexp.training.experiment import Experiment, Stage, State
+from fedexp.training.fastest import way_of
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.provenance import begin_span
@@ -77,7 +78,7 @@ def note_beginning(
             origin.renew(job.directory, container)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
-    origin.note(job.directory, container, experiment.bench.data)
+    origin.note(job.directory, container, experiment.bench.data, way_of(prepared.hardware))
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:

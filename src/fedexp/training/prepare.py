@@ -1,8 +1,9 @@
 """From a checked configuration to an experiment: loads the data, partitions it, makes model and engine."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from fedexp.models import winograd
 from fedexp.models.own import has_batch_norm
 from fedexp.training import stopping
 from fedexp.training.experiment import Experiment, Stage
+from fedexp.training.fastest import with_fastest_way
 from fedexp.training.model_fit import check_parts, check_reads, making, read_like
 from fedexp.training.personal import has_personal_models
 from fedexp.training.public_data import PublicSet, one_of_each
@@ -44,10 +46,11 @@ class Prepared:
     hardware: Resolved
 
 
-def prepare(built: Built, share: int | None = None) -> Prepared:
+def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | None = None) -> Prepared:
     """Load and assemble everything; raise ConfigError where data and settings do not fit together.
 
-    share: cores that the run may use; None: all of them.
+    share: cores that the run may use; None: all of them. before: the way of computing that a resumed run began with,
+    see `with_fastest_way`.
     """
     built = in_one_place(built)
     settings, model, algorithm = built.settings, built.model, built.algorithm
@@ -66,9 +69,11 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         check_parts(module, algorithm)
         read_like(module, data)
         module = algorithm.adapt(module, divided[0].federation)
+    module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
+    batch_size = min(built.local.batch_size, len(data.y_train))
+    hardware = with_fastest_way(hardware, module, data, batch_size, before)
     if hardware.convolves == "winograd":
         winograd.convert(module)
-    module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
     check_frozen(module, algorithm)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     heads = algorithm.heads(divided[0].federation.tasks)
@@ -77,7 +82,7 @@ def prepare(built: Built, share: int | None = None) -> Prepared:
         data=data.to(hardware.device),
         augmentation=augmentation_of(built.dataset, settings.augment),
         # Batches are padded to their size; more than there are examples is all of them.
-        local=replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train))),
+        local=replace(built.local, batch_size=batch_size),
         dtype=hardware.dtype,
         heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
         views=evaluated(settings.test_views, settings.evaluate_on, built.validation.fraction > 0),

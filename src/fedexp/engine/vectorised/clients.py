@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context, FedAvg, Network
+from fedexp.algorithms.base import Batch, Context, FedAvg
 from fedexp.core import tree
 from fedexp.core.private.of_torch import copy_each
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, has_own
 from fedexp.engine.schedule import Schedule
+from fedexp.engine.vectorised.network import ClientNetwork, TrainableNetwork
 
 LOAD_BYTES = 1 << 26  # of images that are loaded at once: several steps, so that few kernels are launched
 
@@ -26,7 +27,7 @@ class Job:
 
     algorithm: FedAvg
     bench: ClientRuntime
-    net: Network
+    net: TrainableNetwork
     server: Tree
     lr: float
 
@@ -49,6 +50,7 @@ class Frame:
     lr: float | torch.Tensor
     fixed: Fixed
     params: Params  # leaves [C, ...]
+    buffers: Params  # running statistics; leaves [C, ...]
     memory: Tree  # of the optimizer; leaves [C, ...]
     losses: torch.Tensor  # [C]: sum of the objective over the steps so far
 
@@ -66,14 +68,21 @@ class PaddedSchedules:
 class PaddedData:
     """ClientData inside vmap: index and mask are [S, B] there."""
 
-    def __init__(self, bench: ClientRuntime, index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None):
-        self.bench, self.index, self.mask, self.draws = bench, index, mask, draws
+    def __init__(
+        self,
+        bench: ClientRuntime,
+        net: ClientNetwork,
+        index: torch.Tensor,
+        mask: torch.Tensor,
+        draws: torch.Tensor | None,
+    ):
+        self.bench, self.net, self.index, self.mask, self.draws = bench, net, index, mask, draws
 
     def batches(self) -> Iterator[Batch]:
         for step in range(self.index.shape[0]):
             draws = None if self.draws is None else self.draws[step]
             x, y = self.bench.load_train(self.index[step], draws)
-            yield Batch(x, y, self.mask[step], step)
+            yield self.net.show(Batch(x, y, self.mask[step], step))
 
     def take(self, index: torch.Tensor, draws: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         return self.bench.load_train(index, draws)
@@ -102,11 +111,11 @@ class Clients:
         plans = stack_plans(cohort.plans, bench.device)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
         fixed = Fixed(personals, states, plans, {}, steps)
-        by_batch = has_own(job.algorithm, "prepare")
-        fixed = fixed._replace(begun=self._prepared(fixed) if by_batch else self._per_client(self._begin, *fixed))
-        params = self._start(fixed)
+        begun, buffers = self._prepared(fixed) if has_own(job.algorithm, "prepare") else self._begun(fixed)
+        fixed = fixed._replace(begun=begun)
+        params, buffers = self._start(fixed, buffers)
         memory = optimizers.memory_of(params, bench.local)
-        self.frame = Frame(job.server, job.lr, fixed, params, memory, torch.zeros_like(steps))
+        self.frame = Frame(job.server, job.lr, fixed, params, buffers, memory, torch.zeros_like(steps))
 
     def runs(self) -> Iterator[Run]:
         """Yield all steps, in order."""
@@ -134,38 +143,56 @@ class Clients:
             i = number - run.start
             yield Batch(x[i], y[i], mask[i], number)
 
-    def finish(self) -> tuple[Tree, Tree]:
-        """Return (messages, new states); leaves [C, ...]."""
+    def finish(self) -> tuple[Tree, Tree, Params]:
+        """Return (messages, new states, running statistics); leaves [C, ...]."""
         frame = self.frame
-        return self._per_client(self._finish, frame.params, *frame.fixed)
+        (messages, states), buffers = self._per_client(self._finish, frame.buffers, frame.params, *frame.fixed)
+        return messages, states, buffers
 
-    def _per_client(self, hook: Any, *values: Tree) -> Any:
-        """Run a hook for all clients; it gets their data beside `values`."""
-        padded, bench = self.padded, self.job.bench
+    def _per_client(self, hook: Any, buffers: Params | None, *values: Tree) -> tuple[Any, Params]:
+        """Run a hook for all clients; it gets their network and data beside `values`. buffers: of each client, with
+        which eval mode is called too; None: the server's. Return what the hook did, and the running statistics."""
+        padded, job = self.padded, self.job
 
-        def call(index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None, *rest: Tree) -> Tree:
-            return hook(PaddedData(bench, index, mask, draws), *rest)
+        def call(
+            index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None, own: Params, *rest: Tree
+        ) -> tuple[Tree, Params]:
+            net = ClientNetwork(job.net, own, None if buffers is None else own)
+            return hook(net, PaddedData(job.bench, net, index, mask, draws), *rest), net.buffers()
 
+        start = buffers
+        if start is None:
+            start = {name: value.expand(self.count, *value.shape) for name, value in job.server["buffers"].items()}
         in_draws = None if padded.draws is None else 1
-        in_dims = (1, 1, in_draws) + (0,) * len(values)
-        return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, *values)
+        in_dims = (1, 1, in_draws, 0) + (0,) * len(values)
+        return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, start, *values)
 
-    def _start(self, fixed: Fixed) -> Params:
-        """Return the parameters at the start of training, in memory that may be changed; leaves [C, ...]."""
-        sent = self.job.server["params"]
+    def _start(self, fixed: Fixed, buffers: Params) -> tuple[Params, Params]:
+        """Return parameters and running statistics at the start of training, in memory that may be changed; leaves
+        [C, ...]."""
+        sent, held = self.job.server["params"], self.job.server["buffers"]
         if not has_own(self.job.algorithm, "initial_params"):
-            return tree.map(lambda p: stacked_copy(p, self.count), sent)
-        start = self._per_client(lambda data, *one: self._call("initial_params", data, *one), *fixed)
+            params = tree.map(lambda p: stacked_copy(p, self.count), sent)
+            return params, {name: value.clone() for name, value in buffers.items()}
+        start, _ = self._per_client(self._initial, None, *fixed)
+        own = {k: stacked_copy(v, self.count) for k, v in held.items()}
+        for name in own.keys() & start.keys():
+            own[name].copy_(start.pop(name))
         # Like the server's model in memory, which the fused optimizer and the convolutions want.
-        return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}
+        return {k: stacked_copy(sent.get(k, v[0]), self.count).copy_(v) for k, v in start.items()}, own
 
-    def _prepared(self, fixed: Fixed) -> Tree:
+    def _begun(self, fixed: Fixed) -> tuple[Tree, Params]:
+        """Run `client_setup`; return its constants and the running statistics after it, leaves [C, ...]."""
+        return self._per_client(self._begin, None, *fixed)
+
+    def _prepared(self, fixed: Fixed) -> tuple[Tree, Params]:
         """Run `prepare` on each batch of the first pass, for those clients that have it; leaves [C, batches, ...], 0
-        where a client has none."""
-        bench, algorithm, net = self.job.bench, self.job.algorithm, self.job.net
+        where a client has none. Return that and the server's running statistics, leaves [C, ...]."""
+        bench, algorithm, sent = self.job.bench, self.job.algorithm, self.job.server["buffers"]
 
         def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *one: Tree) -> Tree:
-            return algorithm.prepare(net, Batch(x, y, mask, 0), mask, self._context(Fixed(*one)))
+            net, batch = ClientNetwork(self.job.net, sent), Batch(x, y, mask, 0)
+            return algorithm.prepare(net, net.show(batch), mask, self._context(Fixed(*one)))
 
         own = -(-self.padded.steps // bench.local.epochs)
         room: Tree = {}
@@ -177,16 +204,16 @@ class Clients:
             if not step:
                 room = tree.map(lambda leaf: leaf.new_zeros(self.count, own.max(), *leaf.shape[1:]), made)
             tree.map(lambda all, some, s=step, a=active: all[:a, s].copy_(some), room, made)
-        return room
+        return room, {name: stacked_copy(value, self.count) for name, value in sent.items()}
 
-    def _begin(self, data: PaddedData, *fixed: Tree) -> Tree:
-        return self._call("client_setup", data, *fixed)
+    def _begin(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Tree:
+        return self.job.algorithm.client_setup(net, data, self._context(Fixed(*fixed)))
 
-    def _finish(self, data: PaddedData, params: Params, *fixed: Tree) -> tuple[Tree, Tree]:
-        return self.job.algorithm.finish(self.job.net, params, data, self._context(Fixed(*fixed)))
+    def _initial(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Params:
+        return self.job.algorithm.initial_params(net, data, self._context(Fixed(*fixed)))
 
-    def _call(self, hook: str, data: PaddedData, *fixed: Tree) -> Any:
-        return getattr(self.job.algorithm, hook)(self.job.net, data, self._context(Fixed(*fixed)))
+    def _finish(self, net: ClientNetwork, data: PaddedData, params: Params, *fixed: Tree) -> tuple[Tree, Tree]:
+        return self.job.algorithm.finish(net, params, data, self._context(Fixed(*fixed)))
 
     def _context(self, one: Fixed) -> Context:
         return make_context(self.job, self.job.server, self.job.lr, one)
@@ -194,11 +221,15 @@ class Clients:
 
 def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     """Do one step of the first `active` clients, in place. batch: leaves [active, B, ...]."""
-    head, fixed = tree.map(lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.fixed))
+    head, buffers, fixed = tree.map(
+        lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.fixed)
+    )
     params, memory = head
     own = has_own(job.algorithm, "local_step")
     step: Callable[..., tuple[Any, ...]] = partial(_own_step if own else _gradient, job, frame, batch.step)
-    *new, losses = vmap(step)(params, memory, batch.x, batch.y, batch.mask, fixed)
+    *new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, fixed)
+    if buffers:
+        copy_each(list(buffers.values()), [moved[name] for name in buffers])
     if own:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         tree.map(lambda old, value: pairs.append((old, value)), head, tuple(new))  # by name, not by order
@@ -214,14 +245,17 @@ def _own_step(
     number: int,
     params: Params,
     memory: Tree,
+    buffers: Params,
     x: torch.Tensor,
     y: torch.Tensor,
     mask: torch.Tensor,
     fixed: Fixed,
-) -> tuple[Params, Tree, torch.Tensor]:
-    """Return one client's (params, memory, loss) after the algorithm's local step."""
-    ctx = make_context(job, frame.server, frame.lr, fixed)
-    return job.algorithm.local_step(job.net, params, memory, Batch(x, y, mask, number), ctx)
+) -> tuple[Params, Tree, Params, torch.Tensor]:
+    """Return one client's (params, memory, running statistics, loss) after the algorithm's local step."""
+    ctx, net = make_context(job, frame.server, frame.lr, fixed), ClientNetwork(job.net, buffers)
+    batch = net.show(Batch(x, y, mask, number))
+    params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)
+    return params, memory, net.buffers(), loss
 
 
 def _gradient(
@@ -230,15 +264,17 @@ def _gradient(
     number: int,
     params: Params,
     memory: Tree,
+    buffers: Params,
     x: torch.Tensor,
     y: torch.Tensor,
     mask: torch.Tensor,
     fixed: Fixed,
-) -> tuple[Params, torch.Tensor]:
-    """Return one client's (gradient, loss) in the base's local step."""
-    ctx, batch = make_context(job, frame.server, frame.lr, fixed), Batch(x, y, mask, number)
-    grads, loss = grad_and_value(lambda p: job.algorithm.objective(job.net, p, batch, ctx))(params)
-    return job.algorithm.transform_grads(grads, params, batch, ctx), loss
+) -> tuple[Params, Params, torch.Tensor]:
+    """Return one client's (gradient, running statistics, loss) in the base's local step."""
+    ctx, net = make_context(job, frame.server, frame.lr, fixed), ClientNetwork(job.net, buffers)
+    batch = net.show(Batch(x, y, mask, number))
+    grads, loss = net.gradient(lambda p: job.algorithm.objective(net, p, batch, ctx), params)
+    return job.algorithm.transform_grads(grads, params, batch, ctx), net.buffers(), loss
 
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:

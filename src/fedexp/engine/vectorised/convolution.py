@@ -29,28 +29,34 @@ STREAMS = 16  # more than that are rarely at work on one device at the same time
 One = Callable[..., torch.Tensor]  # of the tensors of one client
 
 
-def uses_streams(convolution: str, device: torch.device) -> bool:
-    """Return True where clients convolve one by one; `auto`: on CUDA devices, where it was the fastest."""
+def stacked_way(convolution: str, device: torch.device) -> str:
+    """Return how stacked convolutions are computed; `auto`: by streams on CUDA devices, where that was the fastest."""
     require_choice("hardware.convolution", convolution, CONVOLUTIONS)
-    return convolution == "streams" or (convolution == "auto" and device.type == "cuda")
+    if convolution != "auto":
+        return convolution
+    return "streams" if device.type == "cuda" else "grouped"
 
 
-class StreamsNetwork:
+class StackedNetwork:
     """A network like the given one; inside vmap its stacked convolutions are one for each client."""
 
     def __init__(self, net: FunctionalNetwork):
         self.net = net
 
-    def __call__(self, params: Params, x: torch.Tensor) -> Output:
-        with _OneByOne():
-            return self.net(params, x)
+    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+        with _Replaced():
+            return self.net(params, x, mask)
+
+    def in_training(self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
+        with _Replaced():
+            return self.net.in_training(params, buffers, x, mask)
 
     def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
         return self.net.gradient(function, params)
 
-    def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        with _OneByOne():
-            return self.net.slim(params, x, width)
+    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
+        with _Replaced():
+            return self.net.slim(params, x, width, mask)
 
     def buffers(self) -> Params:
         return self.net.buffers()
@@ -59,8 +65,8 @@ class StreamsNetwork:
 Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where all clients share it
 
 
-class _OneByOne(TorchFunctionMode):
-    """Replaces F.conv2d where input and weight are both stacked and the convolution is a plain one."""
+class _Replaced(TorchFunctionMode):
+    """Replaces F.conv2d where input and weight are both stacked and neither dilation nor groups are asked for."""
 
     def __torch_function__(
         self,
@@ -85,14 +91,14 @@ def _plain(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, int]] | None:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, int], tuple[int, int]] | None:
     """Return the arguments of `convolve`, or None where torch's own convolution is to be used."""
     if isinstance(padding, str):
         return None
     # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary convolution.
     stacked = all(is_wrapped(t) for t in (input, weight))
-    ones = _pair(stride) + _pair(dilation) + (groups,)
-    return (input, weight, bias, _pair(padding)) if stacked and input.dim() == 4 and set(ones) == {1} else None
+    plain = stacked and input.dim() == 4 and {*_pair(dilation), groups} == {1}
+    return (input, weight, bias, _pair(padding), _pair(stride)) if plain else None
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -102,14 +108,18 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
 ) -> torch.Tensor:
-    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O], padding=padding); differentiable once."""
+    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride; differentiable once."""
     if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    return _Convolution.apply(x, weight, bias, padding)
+    return _Convolution.apply(x, weight, bias, padding, stride)
 
 
 class _Convolution(Function):
@@ -117,20 +127,24 @@ class _Convolution(Function):
 
     @staticmethod
     def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        padding: tuple[int, int],
+        stride: tuple[int, int],
     ) -> torch.Tensor:
-        return F.conv2d(x, weight, bias, padding=padding)
+        return F.conv2d(x, weight, bias, stride, padding)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, weight, _, ctx.padding = inputs
+        x, weight, _, *ctx.shape = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:3]
-        grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, ctx.padding, *wanted))
-        return *(next(grads) if one else None for one in wanted), None
+        grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, *ctx.shape, *wanted))
+        return *(next(grads) if one else None for one in wanted), None, None
 
     @staticmethod
     def vmap(
@@ -140,8 +154,9 @@ class _Convolution(Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         padding: tuple[int, int],
+        stride: tuple[int, int],
     ) -> tuple[torch.Tensor, int]:
-        function, dims = partial(F.conv2d, padding=padding), in_dims[:3]
+        function, dims = partial(F.conv2d, stride=stride, padding=padding), in_dims[:3]
         if bias is not None and None in dims:
             return vmap(function, dims)(x, weight, bias), 0
         if bias is not None:
@@ -156,9 +171,14 @@ class _Gradients(Function):
 
     @staticmethod
     def forward(
-        grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int], *wanted: bool
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        padding: tuple[int, int],
+        stride: tuple[int, int],
+        *wanted: bool,
     ) -> tuple[torch.Tensor, ...]:
-        return tuple(function(grad, x, weight) for function in _gradients(padding, *wanted))
+        return tuple(function(grad, x, weight) for function in _gradients(padding, stride, *wanted))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -176,33 +196,41 @@ class _Gradients(Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         padding: tuple[int, int],
+        stride: tuple[int, int],
         *wanted: bool,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
         few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
-        grads = list(_batched(_gradients(padding, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0])
+        grads = list(
+            _batched(_gradients(padding, stride, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0]
+        )
         if of_weight and few:
             grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
-            grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding))
+            grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding, stride))
         return tuple(grads), (0,) * len(grads)
 
 
-def _gradients(padding: tuple[int, int], of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
+def _gradients(
+    padding: tuple[int, int], stride: tuple[int, int], of_x: bool, of_weight: bool, of_bias: bool
+) -> list[One]:
     """Return the functions of (gradient of the output, x, weight)."""
 
     def gradient(which: int, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ones, mask = (1, 1), [i == which for i in range(3)]
         sizes = [len(weight)]  # of the bias
-        return torch.ops.aten.convolution_backward(grad, x, weight, sizes, ones, padding, ones, False, (0, 0), 1, mask)[
-            which
-        ]
+        shape = (sizes, stride, padding, ones, False, (0, 0), 1)
+        return torch.ops.aten.convolution_backward(grad, x, weight, *shape, mask)[which]
 
     return [partial(gradient, which) for which, wanted in enumerate((of_x, of_weight, of_bias)) if wanted]
 
 
 def gradient_of_weights(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    padding: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
 ) -> torch.Tensor:
     """Compute stacked grad [S, B, O, H', W'], x [S, B, C, H, W], weight [S, O, C, h, w] -> [S, O, C, h, w], by matrix
     products of patches, one for each image.
@@ -213,7 +241,7 @@ def gradient_of_weights(
     images, channels = x.flatten(0, 1), x.shape[2]
     (h, w), (top, left) = weight.shape[3:], padding
     padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, top, top))
-    windows = padded.unfold(1, h, 1).unfold(2, w, 1)  # [S * B, H', W', C, h, w], a view
+    windows = padded.unfold(1, h, stride[0]).unfold(2, w, stride[1])  # [S * B, H', W', C, h, w], a view
     patches = windows.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
     each = grad.flatten(0, 1).flatten(2) @ patches
     return each.unflatten(0, x.shape[:2]).sum(1).unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)

@@ -16,8 +16,9 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Trained
 from fedexp.engine.vectorised.clients import Clients, Job
-from fedexp.engine.vectorised.convolution import StreamsNetwork, uses_streams
+from fedexp.engine.vectorised.convolution import StackedNetwork, stacked_way
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
+from fedexp.models.batch_norm import uses_batch_statistics
 
 log = logging.getLogger("fedexp")
 SHARE_OF_MEMORY = 0.5  # of what is free, for the clients that are trained at once; graphs and evaluation need some too
@@ -29,7 +30,7 @@ class OutOfMemory(RuntimeError):
 
 @dataclass
 class Vectorised(Engine):
-    """Engine for models that treat each example alone."""
+    """Engine for models whose layers torch.func.vmap knows; running statistics of batch norm are a client's own."""
 
     chunk: int | None = None  # clients at a time; None: as many as fit into the memory of the device
     convolution: str = "auto"  # grouped | streams; auto: streams on CUDA
@@ -41,7 +42,8 @@ class Vectorised(Engine):
         self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:
         bench.net.set_buffers(server["buffers"])
-        net = StreamsNetwork(bench.net) if uses_streams(self.convolution, bench.device) else bench.net
+        way = stacked_way(self.convolution, bench.device)
+        net = bench.net if way == "grouped" else StackedNetwork(bench.net)
         job = Job(algorithm, bench, net, server, lr)
         if self._graphs is None and self.cuda_graphs and can_be_recorded(bench):
             self._graphs = Graphs(CudaCapture(bench.device))
@@ -71,8 +73,9 @@ class Vectorised(Engine):
                 if evaluate_local:
                     before = moment(job.bench.device)
                     draws = {view: job.bench.test_draws(view, cohort.round) for view in job.bench.views}
+                    models = clients.frame.params | part.buffers
                     shown = {view: replace(job, bench=job.bench.tested_on(view)) for view in draws}
-                    correct = {v: evaluate_together(shown[v], clients.frame.params, draws[v]) for v in draws}
+                    correct = {view: evaluate_together(shown[view], models, draws[view]) for view in draws}
                     part = replace(part, class_correct=correct)
                     evaluations.append((before, moment(job.bench.device)))
                 gather.add(positions, part)
@@ -96,9 +99,8 @@ class Vectorised(Engine):
         """Train the clients in the order of falling numbers of steps, and return their results without evaluation."""
         clients, count = Clients(job, cohort), len(cohort.clients)
         run_steps(clients, self._graphs)
-        messages, states = clients.finish()
+        messages, states, buffers = clients.finish()
         losses = clients.frame.losses / clients.frame.fixed.steps.clamp(min=1)
-        buffers = tree.stack([job.server["buffers"]] * count)
         return clients, Trained(messages, tree.unstack(states, count), losses, buffers, None)
 
 
@@ -116,6 +118,8 @@ def evaluate_together(job: Job, params: Params, draws: torch.Tensor | None = Non
     count = len(next(iter(params.values())))
     # Three times as many images as in training take about as much memory, since no backward pass needs anything kept.
     size = min(3 * bench.local.batch_size, bench.evaluation_batch)
+    if uses_batch_statistics(bench.net.module):  # how the test set is cut is part of the result
+        size = bench.evaluation_batch
     correct = torch.zeros(count, data.num_classes, dtype=torch.int64, device=bench.device)
     for start in range(0, len(data.y_test), size):
         index = torch.arange(start, min(start + size, len(data.y_test)), device=bench.device)

@@ -169,7 +169,8 @@ class Replaying:
     def keep(self, active: int) -> None:
         """Copy out the clients that are done, before a graph of more clients than are active spoils them."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
-        tree.map(lambda to, of: to[done].copy_(of[done]), (ours.params, ours.losses), (theirs.params, theirs.losses))
+        kept = ((each.params, each.buffers, each.losses) for each in (ours, theirs))
+        tree.map(lambda to, of: to[done].copy_(of[done]), *kept)
         self.before = active
 
 

@@ -1,0 +1,102 @@
+"""Cost at scale: 100,000 clients with 10 of them a round, and a run of 3,000 rounds.
+
+What is not training and not testing counts as a round's overhead: drawing the cohort and its batches, aggregation,
+metrics, files. Starting is all before the first round: imports, data, partition, model.
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import measure
+from benchmarks.measure import Contestant, fedexp, spread
+
+LIMITS = {"seconds to start": 20.0, "overhead of a round, ms": 50.0, "peak PSS, GiB": 4.0}
+PARTITIONS = ("iid", "sharding")
+
+
+def many_clients(partition: str, clients: int, rounds: int, work: Path) -> dict[str, list[float]]:
+    """Return the figures of LIMITS; of the overhead, those of every round but the first."""
+    size = (f"num_clients={clients}", f"participation={10 / clients}", f"rounds={rounds}", f"partition={partition}")
+    settings = ("dataset=small_random_pixels", "model.hidden=[64]", "local.epochs=1", "local.batch_size=10")
+    quiet = ("hardware=cpu", "hardware.engine=sequential", "figures=false")
+    start = time.monotonic()
+    rep = measure.run_once(Contestant("clients", fedexp(*size, *settings, *quiet)), work / "out", 1800, {})
+    whole = time.monotonic() - start
+    rounds_of = read(work / "out")
+    overhead = [1000 * without_work(row) for row in rounds_of[1:]]
+    return dict(zip(LIMITS, ([whole - rep.total], overhead, [rep.pss]), strict=True))
+
+
+def many_rounds(rounds: int, work: Path) -> tuple[list[float], list[float], float]:
+    """Return the seconds of every round of a run on scikit-learn's digits, GiB of memory twice a second, and seconds in
+    all."""
+    settings = ("dataset=digits", "num_clients=20", "participation=0.25", "local.epochs=1", f"rounds={rounds}")
+    quiet = ("hardware=cpu", "hardware.engine=sequential", "figures=false")
+    memory: list[float] = []
+    start = time.monotonic()
+    measure.run_once(Contestant("rounds", fedexp(*settings, *quiet)), work / "out", 3600, {}, memory)
+    return [float(row["seconds"]) for row in read(work / "out")], memory, time.monotonic() - start
+
+
+def read(folder: Path) -> list[dict[str, str]]:
+    with (folder / "rounds.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if int(row["round"]) > 0]
+
+
+def without_work(row: dict[str, str]) -> float:
+    """Return the seconds of a round that went neither into training nor into testing models."""
+    return float(row["seconds"]) - float(row["train_seconds"]) - float(row["evaluation_seconds"])
+
+
+def parts(values: Sequence[float], count: int = 3) -> list[str]:
+    """Return the median of each part of a sequence, in order."""
+    size = len(values) // count
+    return [f"{statistics.median(values[i * size : (i + 1) * size]):.3g}" for i in range(count)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--clients", type=int, default=100_000)
+    parser.add_argument("--partitions", type=lambda text: text.split(","), default=list(PARTITIONS))
+    parser.add_argument("--client-rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3000)
+    parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
+    options = parser.parse_args(arguments)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="fedexp-scale-") as scratch:
+        for partition in options.partitions:
+            found = many_clients(partition, options.clients, options.client_rounds, Path(scratch))
+            cells = [spread(values, ".1f") for values in found.values()]
+            rows.append([partition, f"{options.client_rounds - 1}", *cells])
+            print(f"{options.clients:,} clients, {' | '.join(rows[-1])}", flush=True)
+        seconds, memory, whole = many_rounds(options.rounds, Path(scratch))
+    goals = ["goal", "", *(f"at most {limit:g}" for limit in LIMITS.values())]
+    head = ("partition", "n (rounds)", *LIMITS)
+    settled = memory[len(memory) // 10 :]  # after the imports
+    long = [
+        ["ms a round", *parts([1000 * value for value in seconds[1:]])],
+        ["PSS, GiB", *parts(settled)],
+    ]
+    text = [
+        f"{measure.machine()}. {options.clients:,} clients, 10 a round, 6 random images of 16 x 16 pixels each, "
+        "`hardware.engine=sequential`; one run of each partition, median (smallest to largest) of its rounds but the "
+        "first.",
+        measure.markdown(head, [*rows, goals]),
+        f"{options.rounds:,} rounds on scikit-learn's digits (20 clients, 5 a round), one run, {whole:.0f} s in all: "
+        "medians of the first, the second and the last third.",
+        measure.markdown(("", "first", "second", "last"), long),
+    ]
+    print("\n\n".join(text))
+    if not options.no_results:
+        measure.write_section("Scale", "\n\n".join(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

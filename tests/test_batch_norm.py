@@ -1,0 +1,296 @@
+"""Batch norm on padded batches and on the vectorised engine, against batches without padding, one client at a time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad, vmap
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedalign import FedAlign
+from fedexp.algorithms.fedewc import FedEWC
+from fedexp.algorithms.fedfomo import FedFOMO
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.core import tree
+from fedexp.engine.hardware import Hardware
+from fedexp.engine.network import FunctionalNetwork, LiveNetwork
+from fedexp.engine.sequential import Sequential
+from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.engine.vectorised.network import ClientNetwork
+from fedexp.models.batch_norm import batch_norm, leaving_out_padding, uses_batch_statistics
+from fedexp.models.resnet import BottleneckResNet, CifarResNet, TorchvisionResNet
+from fedexp.models.textcnn import TextCNN
+from fedexp.training.rounds import play_round
+from test_algorithms import FIRST, NTD, SHIPPED, EveryHook
+from test_algorithms import train as train_with
+from test_continual import ROWS as STREAMS
+from test_continual import stream
+from test_vectorised import Closures, Traces, recording
+from toy_federation import HARDWARE, LOCAL, Normed, advance, make_experiment, play
+
+THREES = replace(LOCAL, batch_size=3)  # clients of 1, 3, 7, 12, 10: one without a step, partial batches of two
+RESNETS = {
+    "batch statistics": CifarResNet(widths=(4, 8)),
+    "running statistics": Normed(),
+    "bottlenecks": BottleneckResNet(widths=(4, 8), blocks=2),
+}
+SLOW = pytest.mark.slow
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def assert_equal(actual, expected, atol=0.0):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def assert_same_training(actual, expected, atol=1e-12):
+    for name in ("messages", "states", "losses", "buffers", "class_correct"):
+        assert_equal(getattr(actual, name), getattr(expected, name), atol=atol)
+
+
+# --- the layer
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 2, 4)], ids=str)
+def test_padding_is_in_no_statistic(shape, affine):
+    """The rows that count are as torch has them without the others: values, gradients, running statistics. The values
+    of the others are the formula's, and so are all gradients where they count in the loss."""
+    x, mask = normal(*shape), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    rows = mask > 0
+    weight, bias = (normal(3, 1)[:, 0] + 2, normal(1, 3)[0]) if affine else (None, None)
+    mean, var = normal(3, 3)[0], normal(3, 4)[:, 0] ** 2
+    ours, theirs = (mean.clone(), var.clone()), (mean.clone(), var.clone())
+    inputs = [leaf.clone().requires_grad_() for leaf in (x, weight, bias) if leaf is not None]
+    values = batch_norm(mask, inputs[0], *ours, *(inputs[1:] or (None, None)), True, 0.3, 1e-3)
+    whole = x[rows].requires_grad_()
+    expected = F.batch_norm(whole, *theirs, weight, bias, True, 0.3, 1e-3)
+    assert_equal(values[rows], expected, atol=1e-13)
+    assert_equal(ours, theirs, atol=1e-13)
+    count = 3 * x[0, 0].numel()
+    dims, view = (0, *range(2, x.dim())), (-1, *[1] * (x.dim() - 2))
+
+    def by_hand(x, weight=None, bias=None):
+        centre = x[rows].sum(dims) / count
+        spread = ((x[rows] - centre.view(view)) ** 2).sum(dims) / count
+        z = (x - centre.view(view)) / (spread + 1e-3).sqrt().view(view)
+        return z if weight is None else z * weight.view(view) + bias.view(view)
+
+    copies = [leaf.detach().clone().requires_grad_() for leaf in inputs]
+    assert_equal(values, by_hand(*copies), atol=1e-13)
+    some = normal(*shape, 1)[..., 0]
+    grads = [torch.autograd.grad((some * out**2).sum(), of) for out, of in
+             ((values, inputs), (by_hand(*copies), copies))]  # fmt: skip
+    assert_equal(grads[0], grads[1], atol=1e-12)
+
+
+def test_clients_as_one_and_alone():
+    """Stacked along the first dimension, with masks, weights and running statistics of their own."""
+    x, masks = normal(4, 6, 3, 5, 5), (torch.arange(6) < torch.tensor([[6], [2], [3], [5]])).double()
+    weight, mean, var = normal(4, 3), normal(4, 3), normal(3, 4).T.contiguous() ** 2
+
+    def step(x, mask, weight, mean, var):
+        def loss(x, weight):
+            running = mean.clone(), var.clone()
+            return (batch_norm(mask, x, *running, weight, None, True) ** 3 * mask[:, None, None, None]).sum(), running
+
+        return grad(loss, argnums=(0, 1), has_aux=True)(x, weight)
+
+    together = vmap(step)(x, masks, weight, mean, var)
+    alone = [step(*(leaf[i] for leaf in (x, masks, weight, mean, var))) for i in range(4)]
+    assert_equal(together, tree.stack(alone), atol=1e-12)
+
+
+def test_a_batch_without_examples_is_finite():
+    """Clients that are done wait beside the others; what they compute is thrown away, but must not be NaN."""
+    x, mask = normal(2, 3, 4, 4).requires_grad_(), torch.zeros(2, dtype=torch.float64)
+    values = batch_norm(mask, x, None, None, None, None, True)
+    (gradient,) = torch.autograd.grad(values.sum(), x)
+    assert values.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+def test_sums_of_bf16_are_taken_in_fp32():
+    """1,000 values about 100, which bf16 holds to half a unit: the mean is right to a thousandth all the same."""
+    x = (100 + normal(10, 1, 100).float()).to(torch.bfloat16)
+    mean, var = torch.zeros(1), torch.ones(1)
+    values = batch_norm(torch.ones(10), x, mean, var, torch.ones(1), torch.zeros(1), True, 1.0)
+    assert values.dtype == torch.bfloat16
+    assert_equal(mean, x.double().mean().float()[None], atol=1e-3)
+    assert_equal(var, x.double().var().float()[None], atol=1e-2)
+
+
+def test_the_context_reaches_layers_and_only_in_training():
+    layer, x, mask = nn.BatchNorm2d(3).double(), normal(4, 3, 2, 2), torch.tensor([1.0, 1.0, 0.0, 1.0]).double()
+    layer(x)  # so that running statistics differ from those of the batch
+    layer.eval()
+    plain = layer(x)
+    with leaving_out_padding(mask):
+        assert_equal(layer(x), plain)
+        counted = layer.train()(x)
+    assert_equal(counted[mask > 0], nn.BatchNorm2d(3).double()(x[mask > 0]), atol=1e-13)
+    assert layer.num_batches_tracked == 2
+    with leaving_out_padding(None):
+        assert_equal(layer(x), nn.BatchNorm2d(3).double()(x), atol=0)
+
+
+def test_rows_that_are_not_the_batch_s_are_an_error():
+    with pytest.raises(ValueError, match="batch norm of 3 rows with a mask of 2"):
+        batch_norm(torch.ones(2), torch.zeros(3, 1), None, None, None, None, True)
+
+
+def test_which_models_normalise_by_the_test_batch():
+    found = {name: uses_batch_statistics(model.build((1, 6, 6), 4)) for name, model in RESNETS.items()}
+    assert found == {"batch statistics": True, "running statistics": False, "bottlenecks": False}
+
+
+# --- the network of one client
+
+
+def test_a_client_s_network_is_the_live_one():
+    """Train mode for what is differentiated, eval mode with the received statistics for the rest; one after the other,
+    inside and outside of `gradient`."""
+    frozen = FunctionalNetwork(Normed().build((1, 6, 6), 4).double(), "fp64")
+    params = {k: v.detach().clone() for k, v in frozen.module.named_parameters()}
+    live = LiveNetwork(frozen)
+    live.load(params, frozen.buffers())
+    ours = ClientNetwork(frozen, frozen.buffers())
+    x, other = normal(4, 1, 6, 6), normal(3, 1, 6, 6)
+
+    def objective(net):
+        def value(p):
+            teacher = net(params, x).logits
+            return ((net(p, x).logits - teacher) ** 2).sum() + net(p, other).logits.sum()
+
+        return value
+
+    for _ in range(2):
+        results = [net.gradient(objective(net), params) for net in (live, ours)]
+        assert_equal(results[1], results[0], atol=1e-13)
+        assert_equal(ours.buffers(), live.buffers(), atol=1e-13)
+    assert ours.buffers()["norm.num_batches_tracked"] == 4
+    assert_equal(frozen.buffers()["norm.num_batches_tracked"], torch.tensor(0))
+
+
+# --- the engine
+
+
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [
+        pytest.param(model, engine, id=f"{name}-{engine.chunk}-{engine.convolution}", marks=marks)
+        for name, model in RESNETS.items()
+        for engine in (Vectorised(), Vectorised(2), Vectorised(3, "streams"))
+        for marks in [() if isinstance(model, Normed) or (engine.chunk, name) == (2, "batch statistics") else SLOW]
+    ],
+)
+def test_the_vectorised_engine_is_the_sequential_one(engine, model):
+    """Ragged clients, momentum, weight decay, augmentation, a teacher in eval mode, local models on the test set."""
+    experiment = make_experiment(FedNTD(**NTD), THREES, model=model, participation=1.0)
+    state = experiment.initial_state()
+    for _ in range(2):
+        expected, trained = (
+            train_with(each, experiment, state, evaluate_local=True) for each in (Sequential(), engine)
+        )
+        assert_same_training(trained, expected)
+        assert all(not torch.equal(v[1], v[3]) for k, v in trained.buffers.items() if "running" in k)
+        advance(state, play_round(experiment, state))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.cls.__name__, marks=() if row.cls in (FedFOMO, EveryHook) else SLOW)
+        for row in FIRST.values()
+        if row.cls is not FedAlign
+    ],
+)
+def test_every_algorithm(row):
+    """In the second round, when clients have states, with the personal running statistics of some."""
+    experiment = row.experiment(model=Normed(), local=THREES)
+    state = play(experiment, 1)
+    expected, trained = (
+        train_with(engine, experiment, state, evaluate_local=True) for engine in (Sequential(), Vectorised())
+    )
+    assert_same_training(trained, expected)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=f"{row.cls.__name__}{number}", marks=() if row.cls is FedEWC else SLOW)
+        for number, row in enumerate(STREAMS)
+    ],
+)
+def test_every_algorithm_for_streams(row):
+    """Four rounds of two tasks; messages of an exchange without training included."""
+    servers = []
+    for engine in (Sequential(), Vectorised()):
+        experiment = replace(stream(row.make(), model=Normed()), engine=engine)
+        servers.append(play(experiment, 4).server)
+    assert_equal(servers[1], servers[0], atol=1e-10)
+
+
+def test_fedalign_on_a_bottleneck_network():
+    """Its last stage, run alone and narrower, normalises by the batch's examples too."""
+    (row,) = (row for row in SHIPPED if row.cls is FedAlign)
+    experiment = row.experiment(model=BottleneckResNet(widths=(4, 8), blocks=1), local=THREES)
+    state = play(experiment, 1)
+    assert_same_training(*(train_with(each, experiment, state, evaluate_local=True)
+                           for each in (Vectorised(), Sequential())))  # fmt: skip
+
+
+@SLOW
+@pytest.mark.parametrize("depth", [18, 50])
+def test_torchvision_s_networks(depth):
+    """On images of 6 x 6 pixels the last stage has one: a batch of two examples has two values there, of which the
+    variance of a channel can be so small that rounding errors grow a thousandfold."""
+    model = TorchvisionResNet(depth=depth, weights=None)
+    experiment = make_experiment(local=replace(THREES, epochs=1), model=model, sizes=(3, 5, 6), participation=1.0)
+    state = experiment.initial_state()
+    trained, expected = (train_with(each, experiment, state) for each in (Vectorised(), Sequential()))
+    for name in ("messages", "losses", "buffers"):
+        assert_equal(getattr(trained, name), getattr(expected, name), atol=1e-7)
+
+
+@SLOW
+def test_resnet10_and_56_as_published():
+    for model in (CifarResNet(widths=(64, 128, 256, 512)), BottleneckResNet(widths=(16, 32, 64), blocks=6)):
+        local = replace(THREES, epochs=1, lr=0.01)
+        experiment = make_experiment(local=local, model=model, sizes=(3, 5), participation=1.0)
+        state = experiment.initial_state()
+        trained, expected = (train_with(each, experiment, state) for each in (Vectorised(), Sequential()))
+        for name in ("messages", "losses", "buffers"):
+            assert_equal(getattr(trained, name), getattr(expected, name), atol=1e-8)
+
+
+@pytest.mark.parametrize("capture", [Closures, pytest.param(Traces, marks=SLOW)])
+def test_recorded_steps_keep_running_statistics(capture):
+    """Copied in and out of the memory that a recording works on, also of clients that are done early."""
+    experiment = make_experiment(FedNTD(**NTD), THREES, model=Normed(), participation=1.0)
+    state, engine = experiment.initial_state(), recording(capture())
+    for _ in range(3):
+        expected = train_with(Vectorised(cuda_graphs=False), experiment, state, evaluate_local=True)
+        assert_same_training(train_with(engine, experiment, state, evaluate_local=True), expected, atol=1e-13)
+        advance(state, play_round(experiment, state))
+    assert not engine._graphs.failed
+
+
+def test_the_run_takes_the_engine():
+    """Over rounds of a run, server and clients; as the sequential engine has them."""
+    servers = [
+        play(make_experiment(FedAvg(), THREES, model=Normed(), participation=1.0, engine=engine)).server
+        for engine in ("sequential", "vectorised")
+    ]
+    assert_equal(servers[1], servers[0], atol=1e-12)
+
+
+def test_only_models_that_say_so_are_refused():
+    assert all(model.vectorises for model in RESNETS.values())
+    assert TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3).vectorises
+    hardware = Hardware(**HARDWARE | {"engine": "vectorised"})
+    assert hardware.resolve(vectorises=True, cohort_size=3).kind == "vectorised"
