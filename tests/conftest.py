@@ -50,16 +50,15 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
     return OmegaConf.create({} if content is None else content)
 
 
-STYLE = style.OURS
-
-
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
     """What Hydra does is the same; what it does twice is done once. Pictures have fewer pixels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
-        patch.setattr(style, "OURS", dict(rc_params_from_file(STYLE, use_default_template=False)) | {"savefig.dpi": 30})
+        patch.setattr(
+            style, "OURS", dict(rc_params_from_file(style.OURS, use_default_template=False)) | {"savefig.dpi": 30}
+        )
         yield
 
 

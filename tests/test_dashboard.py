@@ -41,6 +41,8 @@ def test_print_is_the_specification_that_would_be_sent(capsys):
 def test_panels_show_metrics_that_runs_have():
     """No panel of a name that the tracker does not give."""
     own = {"round_forgetting", "local_round_forgetting", "task_forgetting", "train_seconds", "evaluation_seconds"}
+    own |= {"validation_accuracy", "validation_loss"}
+    own |= {"personal_accuracy", "personal_accuracy_worst", "personal_forgetting"}
     logged = {metric_name(column) for column in {*NAMES, *own}}
     assert {metric for metrics in dashboard.CURVES.values() for metric in metrics} <= logged
     summary = {"rounds_to_target": {f"{part}*best": 3 for part in (0.75, 0.9, 1.0)}}

@@ -605,7 +605,8 @@ def test_class_folders_must_agree(tmp_path):
     root = tmp_path / "images"
     with pytest.raises(ConfigError, match=r"images/train: this folder of images cannot be read"):
         load_folder(tmp_path)
-    (root / "train").mkdir(parents=True)
+    for split in ("train", "test"):
+        (root / split).mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"images/train: has no class folders"):
         load_folder(tmp_path)
     write_tree(root, {"a": 1, "b": 1})

@@ -293,7 +293,7 @@ def test_fedka_s_loss_by_loops():
     weight, teacher = random(2, C, seed=3), random(3, C, seed=4)
     valid, columns = torch.tensor([1.0, 1.0, 0.0]).double(), torch.tensor([0.0, 1.0, 1.0, 0.0]).double()
 
-    def net(params, x):
+    def net(params, x, mask=None):
         return Output(x, x @ params)
 
     ctx = Context({}, {}, {}, {"valid": valid, "columns": columns}, {"x": anchors, "z": teacher}, 0.1, valid, LOCAL)

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import STYLE
 from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Partition, partition_hash
-from fedexp.figures import draw, make_figures
+from fedexp.figures import draw, make_figures, style
 from fedexp.figures.__main__ import main
 from fedexp.figures.load import columns_of, describe, load_run
 from fedexp.figures.style import styled
@@ -124,7 +123,7 @@ def unrendered(monkeypatch):
     ],
 )
 def test_every_picture_is_written(tmp_path, monkeypatch, shape):
-    monkeypatch.setattr("fedexp.figures.style.OURS", STYLE)  # as outside of tests
+    monkeypatch.setattr(style, "OURS", Path(style.__file__).with_name("fedexp.mplstyle"))  # as outside of tests
     make_run(tmp_path, **shape)
     paths = make_figures(tmp_path)
     assert {p.stem for p in paths} == ALL

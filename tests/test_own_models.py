@@ -21,7 +21,14 @@ from test_continual import stream
 from toy_federation import ENGINES, make_experiment, play
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}
-FEATURES = ("FedALA", "FedMultiHead", "FedPAC", "FedRoD", "Moon")  # what needs more than logits; FedAlign: a stage
+FEATURES = (
+    "FedALA",
+    "FedDecorr",
+    "FedMultiHead",
+    "FedPAC",
+    "FedRoD",
+    "Moon",
+)  # what needs more than logits; FedAlign: a stage
 
 
 class Net(nn.Module):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import Public
+from fedexp.core.settings import NONE_HELD_OUT, Public
 from fedexp.data.partition import (
     IID,
     Natural,
@@ -600,6 +600,7 @@ def test_a_public_set_comes_from_the_writers_that_take_part(choice):
         settings=SimpleNamespace(num_clients=3),
         partition=Natural(choice=choice),
         public=Public(fraction=0.1, balanced=False),
+        validation=NONE_HELD_OUT,
     )
     partition = partition_of(built, data, task, ())
     writers = {int(owners[part[0]]) for part in partition.parts}

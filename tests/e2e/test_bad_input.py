@@ -31,7 +31,6 @@ CASES = [
     ("algorithm._target_=fedexp.models.cnn.CNN", ["must be fedexp.algorithms.base.FedAvg"]),
     ("hardware.engine=distributed", ["hardware.engine=distributed", "torchrun"]),
     ("hardware=cpu hardware.precision=tf32", ["tf32", "CUDA"]),
-    ("hardware.engine=vectorised model=resnet10 hardware=cpu", ["vectorised", "sequential"]),
     ("forgetting_metric=all eval_interval=2", ["eval_interval=2", "must be 1"]),
     ("model=resnet10", ["pixels"]),
     ("partition=natural", ["natural"]),

@@ -71,7 +71,7 @@ BEFORE = {
 }
 # How much every run is reduced: one client of five, one epoch, one round.
 FLAGS_OF_SEVERAL = ("fedexp.core.pictures", "fedexp.analysis.paper_table")
-EXTRAS = ("joblib", "slurm", "ray", "dashboard", "safetensors", "optuna")
+EXTRAS = ("joblib", "slurm", "ray", "dashboard")
 REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participation": "0.2", "figures": "false"}
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
@@ -113,7 +113,7 @@ NOT_EXECUTED = {
     "pip install -e '.[dev]'": CI,
     "pip install -e '.[bench]'": "needs a package index",
     **{f"pip install -e '.[{extra}]'": "needs a package index" for extra in EXTRAS},
-    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in EXTRAS},
+    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in ("joblib", "safetensors", "optuna")},
     "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
     "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 "

@@ -225,4 +225,4 @@ def test_other_spellings_and_a_directory_that_is_not_ascii(fedexp, tmp_path):
     assert "sort_by_label" not in answer.err
     answer = fedexp("rounds=1", "partition=shards", "hydra.run.dir=shards", *(o for o in SMALL if o[:8] != "min_size"))
     assert answer.code == 0, answer.err
-    assert "partition=shards: the shards are cut from a random order" in answer.err
+    assert "partition=equal_shards: the shards are cut from a random order" in answer.err

@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from fedexp.training.place import Job
 
 
-def run_trial(config: Any, codes: list[int]) -> float | None:
-    """Run one job and return its objective, for sweepers; its exit code is added to `codes`."""
+def objective_of(config: Any) -> float | None:
+    """Return the objective of a job that is over, for sweepers."""
     from hydra.core.hydra_config import HydraConfig
 
-    codes.append(run_job(config))
     if (name := objective_name(config)) is None:
         return None
     from fedexp.rundir.reader import RunDirectory

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedexp.cli.arguments import config_directories, expand_resume, sort_out
 from fedexp.cli.subcommands import subcommand_of
@@ -124,7 +124,7 @@ def run_hydra(arguments: list[str]) -> int:
     import hydra
 
     from fedexp.cli.callbacks import SweepWatch
-    from fedexp.cli.job import run_trial
+    from fedexp.cli.job import objective_of, run_job
     from fedexp.cli.launchers import check_installed
     from fedexp.cli.launchers import register as register_launchers
     from fedexp.cli.multirun import finish_sweeps, show_preview, within_budget
@@ -139,6 +139,11 @@ def run_hydra(arguments: list[str]) -> int:
     asked = sort_out(expand_resume(arguments))
     codes: list[int] = []
     watch = SweepWatch()
+
+    def over(code: int, config: Any) -> float | None:
+        codes.append(code)
+        return objective_of(config)
+
     try:
         if asked.preview:
             interrupts.release()
@@ -154,7 +159,7 @@ def run_hydra(arguments: list[str]) -> int:
                     application = hydra.main(
                         config_path=str(conf_directory()), config_name="config", version_base="1.3"
                     )
-                    application(lambda config: run_trial(config, codes))()
+                    application(lambda config: over(run_job(config), config))()
         elsewhere = not codes  # launchers may have used other processes
         codes += finish_sweeps(watch, asked, elsewhere, figures=not NO_FIGURES & {a.lower() for a in arguments})
         if queue is not None:

@@ -28,6 +28,8 @@ CURVES = {  # section -> the metrics that it draws over rounds
         "forgetting/degree",
         "forgetting/task",
     ),
+    "validation": ("validation/accuracy", "validation/loss"),
+    "personal": ("personal/accuracy", "personal/accuracy_worst", "personal/forgetting"),
     "local": ("local/train_loss", "local/in_accuracy", "local/out_accuracy", "local/lr"),
     "time": ("time/round", "time/train", "time/evaluation", "time/samples_per_second"),
     "comm": ("comm/bytes_up", "comm/bytes_down"),

@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from fedexp.training.deadline import Deadline
-from fedexp.training.stopping import Watch
+
+if TYPE_CHECKING:
+    from fedexp.training.stopping import Watch
 
 
 @dataclass(frozen=True)
@@ -30,4 +33,4 @@ class Job:
     sweep: str | None  # name of the sweep this job belongs to
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
-    watch: Watch | None = None  # of a search, which may end the run
+    watch: "Watch | None" = None  # of a search, which may end the run

@@ -156,7 +156,7 @@ def check(built: Built, metrics: Metrics) -> None:
             f"{', '.join(algorithm.optimizers)}"
         )
     check_server(built)
-    if built.local.warmup >= built.scenario.rounds_per_task:
+    if built.local.warmup and built.local.warmup >= built.scenario.rounds_per_task:
         raise ConfigError(
             f"local.warmup={built.local.warmup}: must be less than the {built.scenario.rounds_per_task} rounds"
         )
