@@ -18,6 +18,7 @@ from fedexp.algorithms.fedsam import FedSAM
 from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.settings import LocalTraining
 from fedexp.models import Output
 from toy_federation import ENGINES, assemble, broadcast, describe, flat, make_experiment, play
@@ -246,3 +247,12 @@ def test_fedspeed_and_fedsmoo_servers():
         if "s" in server:
             mean = flat({k: torch.tensordot(share, v, 1) for k, v in messages["dual"].items()})
             torch.testing.assert_close(flat(server["s"]), 0.1 * mean / mean.norm())
+
+
+def test_fedgkd_remembers_the_models_that_were_sent():
+    """With a server optimizer the global model is not the average: the teacher is the mean of what clients were sent."""
+    method = FedGKD(gamma=0.5, tau=2.0, models=2)
+    experiment = replace(make_experiment(method), server_optimizer=ServerOptimizer(optimizer="adam", lr=0.01))
+    two, three = (play(experiment, rounds).server for rounds in (2, 3))
+    expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
+    torch.testing.assert_close(method.broadcast(three)["teacher"], expected)

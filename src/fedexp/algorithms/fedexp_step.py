@@ -6,7 +6,7 @@ With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their mean 
 The paper has p_k = 1 / |S|; its code and this follow the weights of the average. Named fedexp_step, to keep it apart
 from this program. Running statistics of batch norm are averaged, not extrapolated.
 Deviations from the code: there eps is multiplied by |S| and by the square of the decay of the learning rate in every
-round, and the mean of the last two global models is evaluated (the paper, Sec. 5, suggests it); here the global model.
+round, and the mean of the last two global models is evaluated; here the global model.
 """
 
 import math
@@ -23,6 +23,8 @@ from fedexp.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedExPStep(FedAvg):
+    own_step = "it chooses the size of its server's step by itself"
+
     eps: float  # added to the squared norm of the mean update, > 0
 
     def __post_init__(self) -> None:

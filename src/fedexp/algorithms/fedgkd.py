@@ -39,12 +39,12 @@ class FedGKD(FedAvg):
         return Needs(server_state="the last global models", down=1.0, small="a switch down")
 
     def server_init(self, params: Params, info: Federation) -> Tree:
-        past = tree.map(lambda leaf: leaf.new_zeros(self.models, *leaf.shape), params)
+        past = tree.map(lambda leaf: leaf.new_zeros(self.models - 1, *leaf.shape), params)
         return {"params": params, "past": past, "known": next(iter(params.values())).new_zeros(())}
 
     def broadcast(self, server: Tree) -> Tree:
         share = server["known"].clamp(min=1, max=self.models)
-        teacher = tree.map(lambda leaf: leaf.sum(0) / share, server["past"])
+        teacher = {k: (server["past"][k].sum(0) + leaf) / share for k, leaf in server["params"].items()}
         return {"params": server["params"], "teacher": teacher, "distils": (server["known"] > 0).to(share.dtype)}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
@@ -54,6 +54,8 @@ class FedGKD(FedAvg):
         return F.cross_entropy(student, batch.y, reduction="none") + self.gamma * distance
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        server = super().aggregate(server, messages, round)
-        past = {k: torch.cat([leaf[1:], server["params"][k][None]]) for k, leaf in server["past"].items()}
-        return server | {"past": past, "known": server["known"] + 1}
+        # The model that was sent, not the new average, which `server.optimizer` may still change. The initial one is
+        # never among the teachers.
+        sent = tree.map(lambda leaf: leaf * (server["known"] > 0), server["params"])
+        past = {k: torch.cat([leaf, sent[k][None]])[1:] for k, leaf in server["past"].items()}
+        return super().aggregate(server, messages, round) | {"past": past, "known": server["known"] + 1}

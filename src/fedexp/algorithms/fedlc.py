@@ -3,7 +3,7 @@
 J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022. With n_c the
 client's examples of class c,
     L = -log( exp(z_y - tau n_y^(-1/4)) / sum_c exp(z_c - tau n_c^(-1/4)) ).
-The authors have published no code; two others' implementations (FL-bench, FedDecorr) have this form. A class without
+No code of the authors was found; two others' implementations (FL-bench, FedDecorr) have this form. A class without
 examples has an infinite margin, so it is not in the sum (FL-bench takes n_c = 1e-8, which is nearly that).
 """
 

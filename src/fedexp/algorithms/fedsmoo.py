@@ -29,6 +29,8 @@ DUAL = "dual."  # prefix of mu_k's names among the parameters that change in loc
 
 @dataclass(frozen=True, kw_only=True)
 class FedSMOO(FedAvg):
+    own_step = "its server adds a correction to the average, which the clients' penalties rely on"
+
     rho: float  # radius of the ascent, >= 0
     lambda_: float  # weight of the proximal term, >= 0
     clip: float  # bound of the gradient's norm; 0: none

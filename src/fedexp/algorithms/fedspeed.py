@@ -6,8 +6,7 @@ participations (the paper's correction is -h_k / lambda_paper; `lambda_` here is
     client   g = (1 - alpha) g(w) + alpha g(w + rho g(w) / ||g(w)||),
              w <- w - lr * (g + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k - w_global)
     server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
-The mean follows `weighting` (uniform in the authors' code). alpha is 1 in the code, a number near 1 in the paper, which
-does not divide by the norm. `clip` bounds the norm of the whole gradient before weight decay, 10 in the code; there the
+The mean follows `weighting` (uniform in the authors' code). alpha is 1 in the code. `clip` bounds the norm of the whole gradient before weight decay, 10 in the code; there the
 part lambda_ * w is added after clipping, here it is in what is clipped. Running statistics never enter h.
 """
 
@@ -28,6 +27,8 @@ from fedexp.core.tree import Params, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class FedSpeed(FedAvg):
+    own_step = "its server adds a correction to the average, which the clients' penalties rely on"
+
     rho: float  # radius of the ascent, >= 0
     lambda_: float  # weight of the proximal term, >= 0
     alpha: float  # share of the ascended gradient, 0 to 1

@@ -22,14 +22,14 @@ def _mean(values: np.ndarray) -> float:
 
 def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Mean over s < T of max_{t < T} a[t, s] - a[T, s]: against the best accuracy before the last task; negative where
-    the last task improved an old one (Chaudhry et al., "Riemannian Walk", ECCV 2018, Eq. (3))."""
+    the last task improved an old one (Chaudhry et al., "Riemannian Walk", ECCV 2018)."""
     a = _learned(matrix)
     return _mean(a[:-1, :-1].max(axis=0) - a[-1, :-1]) if len(a) > 1 else float("nan")
 
 
 def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Mean over s < T of max_{t <= T} a[t, s] - a[T, s]: as above with the last model among the candidates, so never
-    negative (Mammoth's code; Boschi et al., "Class-Incremental Continual Learning Into the eXtended DER-Verse", 2022).
+    negative (Mammoth's code; Boschini et al., "Class-Incremental Continual Learning Into the eXtended DER-Verse", 2022).
     A task's accuracy before it was learned counts where it is higher."""
     a = _learned(matrix)
     return _mean(a[:, :-1].max(axis=0) - a[-1, :-1])
@@ -64,7 +64,7 @@ def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
 
 def average_incremental_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
     """1/T sum_t A_t with A_t = 1/t sum_{s <= t} a[t, s]: the mean of the average accuracies after each task (Rebuffi et
-    al., "iCaRL", CVPR 2017, there over classes; the "average accuracy" of LANDER and TARGET)."""
+    al., "iCaRL", CVPR 2017, there over classes)."""
     return _mean(np.array([row[: t + 1].mean() for t, row in enumerate(_learned(matrix))]))
 
 
