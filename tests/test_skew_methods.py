@@ -250,7 +250,7 @@ def test_fedspeed_and_fedsmoo_servers():
 
 
 def test_fedgkd_remembers_the_models_that_were_sent():
-    """With a server optimizer the global model is not the average: the teacher is the mean of what clients were sent."""
+    """With a server optimizer the global model is not the average: the teacher is the mean of what was sent."""
     method = FedGKD(gamma=0.5, tau=2.0, models=2)
     experiment = replace(make_experiment(method), server_optimizer=ServerOptimizer(optimizer="adam", lr=0.01))
     two, three = (play(experiment, rounds).server for rounds in (2, 3))

@@ -6,8 +6,9 @@ participations (the paper's correction is -h_k / lambda_paper; `lambda_` here is
     client   g = (1 - alpha) g(w) + alpha g(w + rho g(w) / ||g(w)||),
              w <- w - lr * (g + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k - w_global)
     server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
-The mean follows `weighting` (uniform in the authors' code). alpha is 1 in the code. `clip` bounds the norm of the whole gradient before weight decay, 10 in the code; there the
-part lambda_ * w is added after clipping, here it is in what is clipped. Running statistics never enter h.
+The mean follows `weighting` (uniform in the authors' code). alpha is 1 in the code. `clip` bounds the norm of the
+whole gradient before weight decay, 10 in the code; there the part lambda_ * w is added after clipping, here it is in
+what is clipped. Running statistics never enter h.
 """
 
 import math

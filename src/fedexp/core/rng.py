@@ -10,7 +10,6 @@ def generator_for(seed: int, purpose: str, *key: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
 
 
-stream = generator_for  # its former name, for code of users
 
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:

@@ -29,8 +29,8 @@ def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
 
 def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Mean over s < T of max_{t <= T} a[t, s] - a[T, s]: as above with the last model among the candidates, so never
-    negative (Mammoth's code; Boschini et al., "Class-Incremental Continual Learning Into the eXtended DER-Verse", 2022).
-    A task's accuracy before it was learned counts where it is higher."""
+    negative (Mammoth's code; Boschini et al., "Class-Incremental Continual Learning Into the eXtended DER-Verse",
+    2022). A task's accuracy before it was learned counts where it is higher."""
     a = _learned(matrix)
     return _mean(a[:, :-1].max(axis=0) - a[-1, :-1])
 
