@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from fedexp.analysis.compare import rounds_to
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import Pictures
-from fedexp.core.rng import stream
+from fedexp.core.rng import generator_for
 from fedexp.core.settings import Seeds, Validation
 from fedexp.core.views import evaluated, named, views_of
 from fedexp.data.partition import Partition
@@ -74,7 +74,7 @@ def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_thei
     experiment = make(public=0.2, sizes=(1, 3, 7, 9))
     partition, numbers = experiment.stages[0].partition, experiment.bench.data.validation.numpy()
     assert len(numbers) == 10  # a quarter of 40
-    drawn = stream(0, "validation").choice(40, 10, replace=False)
+    drawn = generator_for(0, "validation").choice(40, 10, replace=False)
     assert sorted(drawn) == numbers.tolist() == partition.validation.tolist()
     assert len(partition.public) == 6  # a fifth of the 30 that are left
     everything = np.concatenate([*partition.parts, partition.public, numbers])

@@ -10,8 +10,6 @@ def generator_for(seed: int, purpose: str, *key: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
 
 
-
-
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
     """Return a 63-bit seed for torch.manual_seed, derived in the same way."""
     return int(generator_for(seed, purpose, *key).integers(2**63 - 1))
