@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import measure
 from benchmarks.measure import Contestant, Rep, fedexp, markdown, ratios, read_rounds, run_once, spread
-from benchmarks.w1 import OVERRIDES, ROOT, data_overrides, data_sentence, make_experiment, prepare_workload
+from benchmarks.w1 import OVERRIDES, ROOT, data_overrides, data_sentence, make_simulation, prepare_workload
 from fedexp.training.exchange import assemble, broadcast, sample, train
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
@@ -78,18 +78,18 @@ class Gpu:
         size = ("num_clients=100", "participation=0.1", "partition=iid", "local.epochs=1", "local.batch_size=50")
         hardware = (f"hardware.device={self.options.device}", "hardware.engine=vectorised")
         choices = (*size, *hardware, f"hardware.precision={precision}", f"algorithm={algorithm}")
-        experiment = make_experiment([*self.data, *choices])
-        state, times = experiment.initial_state(), []
+        simulation = make_simulation([*self.data, *choices])
+        state, times = simulation.initial_state(), []
         for number in range(1, 4 + self.options.rounds_of_steps):
-            clients = sample(experiment, number)
-            cohort = assemble(experiment, experiment.algorithm, state.server, {}, number, clients)
-            sent = broadcast(experiment.algorithm, state.server)
+            clients = sample(simulation, number)
+            cohort = assemble(simulation, simulation.algorithm, state.server, {}, number, clients)
+            sent = broadcast(simulation.algorithm, state.server)
             self._wait()
             start = time.perf_counter()
-            train(experiment, sent, cohort, evaluate_local=False)
+            train(simulation, sent, cohort, evaluate_local=False)
             self._wait()
             times.append(1000 * (time.perf_counter() - start) / max(each.steps for each in cohort.schedules))
-        experiment.engine.close()
+        simulation.engine.close()
         return times[3:]
 
     def _wait(self) -> None:

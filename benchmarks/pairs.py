@@ -26,10 +26,10 @@ from fedexp.algorithms.interfaces import Batch, Network
 from fedexp.config.build import build
 from fedexp.config.options import conf_directory
 from fedexp.core.tree import Params
-from fedexp.training.experiment import Experiment, State
 from fedexp.training.prepare import prepare
 from fedexp.training.recorder import RoundResult
 from fedexp.training.rounds import play_round
+from fedexp.training.simulation import Simulation, State
 
 HERE = ("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "tracker=none")
 QUICK = ("dataset=digits", "local.epochs=1", "dataset.augmentation.crop_padding=1", "partition.min_size=1")
@@ -52,26 +52,26 @@ class OneByOne(FedReg):
         return tuple(found)
 
 
-def experiment(*overrides: str) -> Experiment:
+def simulation(*overrides: str) -> Simulation:
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-        return prepare(build(compose("config", overrides=[*overrides, *HERE]))).experiment
+        return prepare(build(compose("config", overrides=[*overrides, *HERE]))).simulation
 
 
-def views(data: Sequence[str]) -> dict[str, Experiment]:
+def views(data: Sequence[str]) -> dict[str, Simulation]:
     both = ("[plain]", "[plain,augmented]")
-    return {text: experiment(*data, "algorithm=fedavg", f"test_views={text}") for text in both}
+    return {text: simulation(*data, "algorithm=fedavg", f"test_views={text}") for text in both}
 
 
-def fedreg(data: Sequence[str]) -> dict[str, Experiment]:
-    ours = experiment(*data, "algorithm=fedreg")
+def fedreg(data: Sequence[str]) -> dict[str, Simulation]:
+    ours = simulation(*data, "algorithm=fedreg")
     values = {field.name: getattr(ours.algorithm, field.name) for field in fields(ours.algorithm)}
     return {"one after the other": replace(ours, algorithm=OneByOne(**values)), "in one batch": ours}
 
 
-PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Experiment]]] = {"views": views, "fedreg": fedreg}
+PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Simulation]]] = {"views": views, "fedreg": fedreg}
 
 
-def compare(pair: dict[str, Experiment], rounds: int) -> tuple[dict[str, list[float]], float]:
+def compare(pair: dict[str, Simulation], rounds: int) -> tuple[dict[str, list[float]], float]:
     """Play the rounds of both in turn, after one that warms up. Return (way -> seconds of each round, largest
     difference of a weight of the two models over the largest weight)."""
     states = {name: each.initial_state() for name, each in pair.items()}

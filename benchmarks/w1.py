@@ -16,7 +16,7 @@ from benchmarks.measure import CONF
 from fedexp.data.cache import Arrays
 from fedexp.data.datasets import TorchvisionDataset
 from fedexp.data.types import ImageData
-from fedexp.training.experiment import Experiment
+from fedexp.training.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, BATCH, EPOCHS = 100, 50, 5
@@ -109,7 +109,7 @@ class Workload:
         return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names})
 
 
-def make_experiment(overrides: list[str]) -> Experiment:
+def make_simulation(overrides: list[str]) -> Simulation:
     """Return W1 with these overrides, such as those of `data_overrides`, as fedexp prepares it."""
     from hydra import compose, initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
@@ -126,18 +126,18 @@ def make_experiment(overrides: list[str]) -> Experiment:
     HydraConfig.instance().set_config(config)  # in which fedexp looks up who names a class outside of it
     with open_dict(config):
         del config.hydra
-    return prepare(build(config)).experiment
+    return prepare(build(config)).simulation
 
 
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:
     """Return W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of `data_overrides`."""
     from fedexp.training.exchange import sample
 
-    experiment = make_experiment([*extra, "hardware=cpu"])
-    data, held = experiment.bench.data, experiment.stages[0].federation.parts
+    simulation = make_simulation([*extra, "hardware=cpu"])
+    data, held = simulation.bench.data, simulation.stages[0].federation.parts
     assert isinstance(data, ImageData)
-    parts = [[held[client] for client in sample(experiment, number)] for number in range(1, rounds + 1)]
-    epochs = np.array(experiment.bench.local.epochs)
+    parts = [[held[client] for client in sample(simulation, number)] for number in range(1, rounds + 1)]
+    epochs = np.array(simulation.bench.local.epochs)
     arrays = {k: getattr(data, k).numpy() for k in ("x_train", "y_train", "x_test", "y_test")}
     return Workload(
         **arrays,

@@ -46,10 +46,10 @@ from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from fedexp.rundir import checkpoint, files
 from fedexp.training.checkpoint_fit import fits_run
-from fedexp.training.experiment import Experiment, State
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run_rounds
-from toy_federation import CONF, ENGINES, LOCAL, advance, assemble, broadcast, describe, flat, make_experiment, play
+from fedexp.training.simulation import Simulation, State
+from toy_federation import CONF, ENGINES, LOCAL, advance, assemble, broadcast, describe, flat, make_simulation, play
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Row:
     def name(self) -> str:
         return "-".join([self.cls.__name__, *map(str, self.live.values())])
 
-    def experiment(self, algorithm: FedAvg | None = None, **settings: Any) -> Experiment:
+    def simulation(self, algorithm: FedAvg | None = None, **settings: Any) -> Simulation:
         """With this row's algorithm, or another on the same data."""
-        return make_experiment(algorithm or self.make(), public=self.public, **settings)
+        return make_simulation(algorithm or self.make(), public=self.public, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,21 +239,21 @@ every_engine = pytest.mark.parametrize(
 )
 
 
-def train(engine, experiment, state, cohort=None, evaluate_local=False):
-    cohort = cohort or assemble(experiment, state, state.round + 1)
-    sent = broadcast(experiment, state)
-    return engine.train(experiment.algorithm, experiment.bench, sent, cohort, 0.1, evaluate_local)
+def train(engine, simulation, state, cohort=None, evaluate_local=False):
+    cohort = cohort or assemble(simulation, state, state.round + 1)
+    sent = broadcast(simulation, state)
+    return engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.1, evaluate_local)
 
 
 def assert_equal(actual, expected, atol=0.0):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-def trajectory(experiment, rounds=3) -> Iterator[torch.Tensor]:
+def trajectory(simulation, rounds=3) -> Iterator[torch.Tensor]:
     """All parameters after each round, as one vector; a round is played when it is asked for."""
-    state = experiment.initial_state()
+    state = simulation.initial_state()
     for _ in range(rounds):
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
         yield flat(state.server["params"])
 
 
@@ -279,34 +279,34 @@ def test_every_option_has_a_row():
 @every_row
 def test_engines_agree(row):
     """Messages, states, losses, local accuracies: ragged clients with momentum, weight decay and augmentation."""
-    experiment = row.experiment()
-    state = experiment.initial_state()
+    simulation = row.simulation()
+    state = simulation.initial_state()
     for _ in range(2):
-        reference, *others = [train(engine, experiment, state, evaluate_local=True) for engine in ENGINES.values()]
+        reference, *others = [train(engine, simulation, state, evaluate_local=True) for engine in ENGINES.values()]
         for other in others:
             for name in ("messages", "states", "losses"):
                 assert_equal(getattr(other, name), getattr(reference, name), atol=1e-12)
             assert_equal(other.class_correct, reference.class_correct)
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
 
 
 @rows(lambda row: row.zero is not None)
 def test_zero_limit_is_fedavg(row):
-    expected = play(row.experiment(FedAvg())).server["params"]
-    assert_equal(play(row.experiment(row.make(**row.zero))).server["params"], expected, atol=1e-12)
+    expected = play(row.simulation(FedAvg())).server["params"]
+    assert_equal(play(row.simulation(row.make(**row.zero))).server["params"], expected, atol=1e-12)
 
 
 @rows(lambda row: row.cls is not FedAvg)
 def test_alive(row):
     """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
-    result = list(trajectory(row.experiment()))
-    assert differ(trajectory(row.experiment(FedAvg())), result, by=1e-5)
+    result = list(trajectory(row.simulation()))
+    assert differ(trajectory(row.simulation(FedAvg())), result, by=1e-5)
     for name in row.live:
         if name in row.refused:
             with pytest.raises(ConfigError, match="algorithm"):
                 row.make(**{name: row.changed(name)})
             continue
-        other = trajectory(row.experiment(row.make(**{name: row.changed(name)})))
+        other = trajectory(row.simulation(row.make(**{name: row.changed(name)})))
         if name in row.silent:
             assert all(map(torch.equal, other, result)), f"{name} should not matter here"
         else:
@@ -323,17 +323,17 @@ def test_every_parameter_is_alive_in_some_row(cls):
 @rows(lambda row: not row.stops_gradient)
 def test_objective_has_the_gradient_of_finite_differences(row):
     """Along random directions, in round 3, away from the start, where distillation and penalties are not flat."""
-    experiment = row.experiment()
-    state, algorithm, net = play(experiment, 2), experiment.algorithm, experiment.bench.net
-    cohort, number = assemble(experiment, state, 3), -1
+    simulation = row.simulation()
+    state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.bench.net
+    cohort, number = assemble(simulation, state, 3), -1
     generator = torch.Generator().manual_seed(3)
 
     def noise(scale):
         return tree.map(lambda leaf: scale * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype), start)
 
-    data = ScheduledData(experiment.bench, cohort.schedules[number])
+    data = ScheduledData(simulation.bench, cohort.schedules[number])
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[number].items()}
-    sent, steps = broadcast(experiment, state), torch.tensor(float(data.steps), dtype=torch.float64)
+    sent, steps = broadcast(simulation, state), torch.tensor(float(data.steps), dtype=torch.float64)
     ctx = Context(sent, cohort.personals[number], cohort.states[number], plan, {}, 0.1, steps, LOCAL)
     ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
     start = algorithm.initial_params(net, data, ctx)
@@ -358,9 +358,9 @@ def test_objective_has_the_gradient_of_finite_differences(row):
 @every_row
 def test_hooks_are_pure(row, engine):
     """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen network."""
-    experiment = row.experiment()
-    state = play(experiment, 1)
-    cohort, data = assemble(experiment, state, 2), experiment.bench.data
+    simulation = row.simulation()
+    state = play(simulation, 1)
+    cohort, data = assemble(simulation, state, 2), simulation.bench.data
     pixels = {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")}
     inputs = {
         "server": state.server,
@@ -370,16 +370,16 @@ def test_hooks_are_pure(row, engine):
         "plans": [{k: torch.as_tensor(v) for k, v in plan.items()} for plan in cohort.plans],
         "schedules": [(s.index, s.draws, torch.from_numpy(s.lengths)) for s in cohort.schedules],
         "data": pixels,
-        "initial": experiment.initial,
-        "network": dict(experiment.bench.net.module.named_parameters()),
+        "initial": simulation.initial,
+        "network": dict(simulation.bench.net.module.named_parameters()),
     }
     before = clone(inputs)
-    trained = train(engine, experiment, state, cohort)
-    messages, about = clone(trained.messages), describe(experiment, state, cohort, trained)
-    server = experiment.algorithm.aggregate(state.server, trained.messages, about)
+    trained = train(engine, simulation, state, cohort)
+    messages, about = clone(trained.messages), describe(simulation, state, cohort, trained)
+    server = simulation.algorithm.aggregate(state.server, trained.messages, about)
     server = server | {"buffers": state.server["buffers"]}
     kept = clone(server)
-    experiment.algorithm.refine(LiveNetwork(experiment.bench.net), server, trained.messages, about)
+    simulation.algorithm.refine(LiveNetwork(simulation.bench.net), server, trained.messages, about)
     assert_equal(server, kept)
     assert_equal(inputs, before)
     assert_equal(trained.messages, messages)
@@ -389,12 +389,12 @@ def test_hooks_are_pure(row, engine):
 @every_row
 def test_cohort_order_does_not_matter(row, engine):
     """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by position."""
-    experiment = row.experiment()
-    state = play(experiment, 1)
-    cohort, order = assemble(experiment, state, 2), [2, 0, 3, 1]
+    simulation = row.simulation()
+    state = play(simulation, 1)
+    cohort, order = assemble(simulation, state, 2), [2, 0, 3, 1]
     parts = (cohort.clients, cohort.roles, cohort.schedules, cohort.states, cohort.plans, cohort.personals)
     permuted = Cohort(2, *([part[i] for i in order] for part in parts))
-    straight, turned = (train(engine, experiment, state, c) for c in (cohort, permuted))
+    straight, turned = (train(engine, simulation, state, c) for c in (cohort, permuted))
     assert_equal(turned.messages, tree.map(lambda leaf: leaf[order], straight.messages), atol=1e-13)
     assert_equal(turned.states, [straight.states[i] for i in order], atol=1e-13)
     assert_equal(turned.losses, straight.losses[order], atol=1e-13)
@@ -417,14 +417,14 @@ class Stopping(Engine):
         return self.engine.train(algorithm, bench, server, cohort, lr, evaluate_local)
 
 
-def record(experiment, directory, resume):
+def record(simulation, directory, resume):
     """Plays or goes on to the last round with files; the final state."""
     directory.mkdir(exist_ok=True)
-    saved = checkpoint.load(directory, fits_run(directory, experiment)).state if resume else None
-    state = State.from_tree(saved, torch.device("cpu"), directory) if resume else experiment.initial_state()
-    recorder = Recorder(directory, experiment, [], saved["lengths"] if resume else None)
+    saved = checkpoint.load(directory, fits_run(directory, simulation)).state if resume else None
+    state = State.from_tree(saved, torch.device("cpu"), directory) if resume else simulation.initial_state()
+    recorder = Recorder(directory, simulation, [], saved["lengths"] if resume else None)
     try:
-        return run_rounds(experiment, state, recorder)
+        return run_rounds(simulation, state, recorder)
     finally:
         recorder.close()
 
@@ -449,13 +449,13 @@ def tables(directory):
 @pytest.mark.parametrize("row", {row.cls: row for row in ROWS}.values(), ids=lambda row: row.cls.__name__)
 def test_resume_equals_no_resume(row, error, interval, tmp_path):
     """Bit by bit, also when files hold rows that the checkpoint does not know."""
-    experiment = row.experiment(rounds=5, participation=0.4, checkpoint_interval=interval)
-    whole = record(experiment, tmp_path / "whole", resume=False)
-    stopping = Stopping(experiment.engine, LOCAL.lr_at(3), error)
+    simulation = row.simulation(rounds=5, participation=0.4, checkpoint_interval=interval)
+    whole = record(simulation, tmp_path / "whole", resume=False)
+    stopping = Stopping(simulation.engine, LOCAL.lr_at(3), error)
     with pytest.raises(error):
-        record(replace(experiment, engine=stopping), tmp_path / "parts", resume=False)
+        record(replace(simulation, engine=stopping), tmp_path / "parts", resume=False)
     assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == {1: 3, 2: 2}[interval]
-    resumed = record(row.experiment(rounds=5, participation=0.4), tmp_path / "parts", resume=True)
+    resumed = record(row.simulation(rounds=5, participation=0.4), tmp_path / "parts", resume=True)
     assert_equal(resumed.server, whole.server)
     assert resumed.clients.keys() == whole.clients.keys()
     assert_equal(dict(resumed.clients), dict(whole.clients))
@@ -466,8 +466,8 @@ def test_resume_equals_no_resume(row, error, interval, tmp_path):
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_client_state_is_carried(engine, tmp_path):
     """A client finds what it kept at its last participation; who never took part has nothing."""
-    experiment = make_experiment(EveryHook(pull=0.1), engine=engine, rounds=6, participation=0.4)
-    state = record(experiment, tmp_path, resume=False)
+    simulation = make_simulation(EveryHook(pull=0.1), engine=engine, rounds=6, participation=0.4)
+    state = record(simulation, tmp_path, resume=False)
     rows = [line.split(",") for line in (tmp_path / files.CLIENTS).read_text().splitlines()[1:]]
     clients = [int(row[1]) for row in rows]
     expected = {client: clients.count(client) for client in set(clients)}
@@ -476,7 +476,7 @@ def test_client_state_is_carried(engine, tmp_path):
 
 
 def test_nothing_is_kept_for_algorithms_without_client_state(tmp_path):
-    assert record(make_experiment(FedProx(mu=0.1)), tmp_path, resume=False).clients == {}
+    assert record(make_simulation(FedProx(mu=0.1)), tmp_path, resume=False).clients == {}
     assert not list((tmp_path / "checkpoint").glob("clients/*"))
 
 
@@ -591,9 +591,9 @@ def test_masked_mean_of_nothing_is_zero():
 def test_fedprox_pulls_by_mu_times_the_distance():
     """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0)), with the gradient of the penalty written out."""
     local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
-    experiment = make_experiment(FedProx(mu=mu), local=local, sizes=(10,), participation=1.0)
-    state, bench = experiment.initial_state(), experiment.bench
-    (schedule,) = assemble(experiment, state, 1).schedules
+    simulation = make_simulation(FedProx(mu=mu), local=local, sizes=(10,), participation=1.0)
+    state, bench = simulation.initial_state(), simulation.bench
+    (schedule,) = assemble(simulation, state, 1).schedules
     start = w = state.server["params"]
     for batch in ScheduledData(bench, schedule).batches():
 
@@ -602,7 +602,7 @@ def test_fedprox_pulls_by_mu_times_the_distance():
 
         grads = torch.func.grad(loss)(w)
         w = {k: w[k] - local.lr * (grads[k] + mu * (w[k] - start[k])) for k in w}
-    assert_equal(play(experiment, 1).server["params"], w, atol=1e-12)
+    assert_equal(play(simulation, 1).server["params"], w, atol=1e-12)
 
 
 @pytest.mark.parametrize(

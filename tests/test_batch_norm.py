@@ -28,7 +28,7 @@ from test_algorithms import train as train_with
 from test_continual import ROWS as STREAMS
 from test_continual import stream
 from test_vectorised import Closures, Traces, recording
-from toy_federation import HARDWARE, LOCAL, Normed, advance, make_experiment, play
+from toy_federation import HARDWARE, LOCAL, Normed, advance, make_simulation, play
 
 THREES = replace(LOCAL, batch_size=3)  # clients of 1, 3, 7, 12, 10: one without a step, partial batches of two
 RESNETS = {
@@ -190,15 +190,15 @@ def test_a_client_s_network_is_the_live_one():
 )
 def test_the_vectorised_engine_is_the_sequential_one(engine, model):
     """Ragged clients, momentum, weight decay, augmentation, a teacher in eval mode, local models on the test set."""
-    experiment = make_experiment(FedNTD(**NTD), THREES, model=model, participation=1.0)
-    state = experiment.initial_state()
+    simulation = make_simulation(FedNTD(**NTD), THREES, model=model, participation=1.0)
+    state = simulation.initial_state()
     for _ in range(2):
         expected, trained = (
-            train_with(each, experiment, state, evaluate_local=True) for each in (Sequential(), engine)
+            train_with(each, simulation, state, evaluate_local=True) for each in (Sequential(), engine)
         )
         assert_same_training(trained, expected)
         assert all(not torch.equal(v[1], v[3]) for k, v in trained.buffers.items() if "running" in k)
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
 
 
 @pytest.mark.parametrize(
@@ -211,10 +211,10 @@ def test_the_vectorised_engine_is_the_sequential_one(engine, model):
 )
 def test_every_algorithm(row):
     """In the second round, when clients have states, with the personal running statistics of some."""
-    experiment = row.experiment(model=Normed(), local=THREES)
-    state = play(experiment, 1)
+    simulation = row.simulation(model=Normed(), local=THREES)
+    state = play(simulation, 1)
     expected, trained = (
-        train_with(engine, experiment, state, evaluate_local=True) for engine in (Sequential(), Vectorised())
+        train_with(engine, simulation, state, evaluate_local=True) for engine in (Sequential(), Vectorised())
     )
     assert_same_training(trained, expected)
 
@@ -230,17 +230,17 @@ def test_every_algorithm_for_streams(row):
     """Four rounds of two tasks; messages of an exchange without training included."""
     servers = []
     for engine in (Sequential(), Vectorised()):
-        experiment = replace(stream(row.make(), model=Normed()), engine=engine)
-        servers.append(play(experiment, 4).server)
+        simulation = replace(stream(row.make(), model=Normed()), engine=engine)
+        servers.append(play(simulation, 4).server)
     assert_equal(servers[1], servers[0], atol=1e-10)
 
 
 def test_fedalign_on_a_bottleneck_network():
     """Its last stage, run alone and narrower, normalises by the batch's examples too."""
     (row,) = (row for row in SHIPPED if row.cls is FedAlign)
-    experiment = row.experiment(model=BottleneckResNet(widths=(4, 8), blocks=1), local=THREES)
-    state = play(experiment, 1)
-    assert_same_training(*(train_with(each, experiment, state, evaluate_local=True)
+    simulation = row.simulation(model=BottleneckResNet(widths=(4, 8), blocks=1), local=THREES)
+    state = play(simulation, 1)
+    assert_same_training(*(train_with(each, simulation, state, evaluate_local=True)
                            for each in (Vectorised(), Sequential())))  # fmt: skip
 
 
@@ -250,9 +250,9 @@ def test_torchvision_s_networks(depth):
     """On images of 6 x 6 pixels the last stage has one: a batch of two examples has two values there, of which the
     variance of a channel can be so small that rounding errors grow a thousandfold."""
     model = TorchvisionResNet(depth=depth, weights=None)
-    experiment = make_experiment(local=replace(THREES, epochs=1), model=model, sizes=(3, 5, 6), participation=1.0)
-    state = experiment.initial_state()
-    trained, expected = (train_with(each, experiment, state) for each in (Vectorised(), Sequential()))
+    simulation = make_simulation(local=replace(THREES, epochs=1), model=model, sizes=(3, 5, 6), participation=1.0)
+    state = simulation.initial_state()
+    trained, expected = (train_with(each, simulation, state) for each in (Vectorised(), Sequential()))
     for name in ("messages", "losses", "buffers"):
         assert_equal(getattr(trained, name), getattr(expected, name), atol=1e-7)
 
@@ -261,9 +261,9 @@ def test_torchvision_s_networks(depth):
 def test_resnet10_and_56_as_published():
     for model in (CifarResNet(widths=(64, 128, 256, 512)), BottleneckResNet(widths=(16, 32, 64), blocks=6)):
         local = replace(THREES, epochs=1, lr=0.01)
-        experiment = make_experiment(local=local, model=model, sizes=(3, 5), participation=1.0)
-        state = experiment.initial_state()
-        trained, expected = (train_with(each, experiment, state) for each in (Vectorised(), Sequential()))
+        simulation = make_simulation(local=local, model=model, sizes=(3, 5), participation=1.0)
+        state = simulation.initial_state()
+        trained, expected = (train_with(each, simulation, state) for each in (Vectorised(), Sequential()))
         for name in ("messages", "losses", "buffers"):
             assert_equal(getattr(trained, name), getattr(expected, name), atol=1e-8)
 
@@ -271,19 +271,19 @@ def test_resnet10_and_56_as_published():
 @pytest.mark.parametrize("capture", [Closures, pytest.param(Traces, marks=SLOW)])
 def test_recorded_steps_keep_running_statistics(capture):
     """Copied in and out of the memory that a recording works on, also of clients that are done early."""
-    experiment = make_experiment(FedNTD(**NTD), THREES, model=Normed(), participation=1.0)
-    state, engine = experiment.initial_state(), recording(capture())
+    simulation = make_simulation(FedNTD(**NTD), THREES, model=Normed(), participation=1.0)
+    state, engine = simulation.initial_state(), recording(capture())
     for _ in range(3):
-        expected = train_with(Vectorised(cuda_graphs=False), experiment, state, evaluate_local=True)
-        assert_same_training(train_with(engine, experiment, state, evaluate_local=True), expected, atol=1e-13)
-        advance(state, play_round(experiment, state))
+        expected = train_with(Vectorised(cuda_graphs=False), simulation, state, evaluate_local=True)
+        assert_same_training(train_with(engine, simulation, state, evaluate_local=True), expected, atol=1e-13)
+        advance(state, play_round(simulation, state))
     assert not engine._graphs.failed
 
 
 def test_the_run_takes_the_engine():
     """Over rounds of a run, server and clients; as the sequential engine has them."""
     servers = [
-        play(make_experiment(FedAvg(), THREES, model=Normed(), participation=1.0, engine=engine)).server
+        play(make_simulation(FedAvg(), THREES, model=Normed(), participation=1.0, engine=engine)).server
         for engine in ("sequential", "vectorised")
     ]
     assert_equal(servers[1], servers[0], atol=1e-12)

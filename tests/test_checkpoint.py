@@ -21,20 +21,20 @@ from fedexp.rundir.csv_files import CsvFile
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round
 from test_algorithms import record, tables
-from toy_federation import make_experiment
+from toy_federation import make_simulation
 
 ROUNDS = 4
 
 
-def experiment():
+def simulation():
     """Its clients keep something."""
-    return make_experiment(Scaffold(divisor="steps", variates="uniform"), rounds=ROUNDS, participation=0.4)
+    return make_simulation(Scaffold(divisor="steps", variates="uniform"), rounds=ROUNDS, participation=0.4)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "whole"
-    record(experiment(), directory, resume=False)
+    record(simulation(), directory, resume=False)
     return directory
 
 
@@ -73,7 +73,7 @@ def test_the_state_before_a_damaged_one_is_gone_on_from(name, undisturbed, tmp_p
     checkpoint.set_aside(directory)
     assert not (directory / files.CHECKPOINT).exists()
     assert checkpoint.load(directory).state["round"] == ROUNDS - 1
-    record(experiment(), directory, resume=True)
+    record(simulation(), directory, resume=True)
     assert tables(directory) == tables(undisturbed)
     whole = checkpoint.load(directory)
     assert (whole.problem, whole.state["round"]) == (None, ROUNDS)
@@ -125,7 +125,7 @@ def test_what_a_state_names_is_on_the_disk_before_it(monkeypatch, tmp_path):
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", moved)
-    record(experiment(), tmp_path / "run", resume=False)
+    record(simulation(), tmp_path / "run", resume=False)
     *_, start, last = [i for i, call in enumerate(calls) if call == ("move", "checkpoint/latest.pt")]
     before = calls[start + 1 : last]  # what is done for the last state
     for name in ("rounds.csv", "class_accuracy.csv", "clients.csv", "checkpoint/clients"):
@@ -154,14 +154,14 @@ def test_checkpoints_of_short_rounds_take_a_twentieth_of_the_time(monkeypatch, t
 
     monkeypatch.setattr(checkpoint, "save", taking(0.25, checkpoint.save, saved))
     monkeypatch.setattr("fedexp.training.rounds.play_round", taking(1.5, play_round, []))
-    short = make_experiment(FedAvg(), rounds=10, checkpoint_interval=None)
+    short = make_simulation(FedAvg(), rounds=10, checkpoint_interval=None)
     record(short, tmp_path, resume=False)
     assert [state["round"] for _, state in saved] == [0, 4, 8, 10]  # the last in any case
 
 
 def test_without_links_the_state_before_is_copied(monkeypatch, tmp_path, undisturbed):
     monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links here")))
-    record(experiment(), tmp_path / "run", resume=False)
+    record(simulation(), tmp_path / "run", resume=False)
     for name in (files.CHECKPOINT, files.PREVIOUS):
         ours, theirs = (storage.load_tree(directory / name) for directory in (tmp_path / "run", undisturbed))
         torch.testing.assert_close(ours["server"], theirs["server"], rtol=0, atol=0)
@@ -366,7 +366,7 @@ def test_a_checkpoint_that_loads_but_is_not_of_this_run_is_damaged(name, undistu
     state = storage.load_tree(directory / files.CHECKPOINT)
     change(state)
     storage.save_tree(directory / files.CHECKPOINT, state)
-    check = fits_run(directory, experiment())
+    check = fits_run(directory, simulation())
     saved = checkpoint.load(directory, check)
     assert re.search(words, saved.problem), saved.problem
     assert saved.state["round"] == ROUNDS - 1
@@ -380,6 +380,6 @@ def test_a_client_state_of_another_model_is_damage(undisturbed, tmp_path):
     shutil.copytree(undisturbed, directory)
     path = next(directory.glob("checkpoint/clients/*.4.pt"))
     storage.save_tree(path, {"c": {"weight": torch.ones(2)}})
-    saved = checkpoint.load(directory, fits_run(directory, experiment()))
+    saved = checkpoint.load(directory, fits_run(directory, simulation()))
     assert f"without {path.name}.c." in saved.problem
     assert saved.state["round"] == ROUNDS - 1

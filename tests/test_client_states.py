@@ -18,7 +18,7 @@ from fedexp.rundir import client_states
 from fedexp.rundir.client_states import ClientStates, choose_place
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, record
-from toy_federation import CONF, ENGINES, Normed, advance, flat, make_experiment, play
+from toy_federation import CONF, ENGINES, Normed, advance, flat, make_simulation, play
 
 
 def state(value):
@@ -75,12 +75,12 @@ def test_states_in_files_do_not_stay_in_memory(tmp_path):
 
 def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
     (row,) = [row for row in SHIPPED if row.cls.__name__ == "Scaffold" and row.live["divisor"] == "effective"]
-    experiment = row.experiment(rounds=4)
-    before = play(experiment, 4)
-    state = experiment.initial_state()
+    simulation = row.simulation(rounds=4)
+    before = play(simulation, 4)
+    state = simulation.initial_state()
     state.clients.place(torch.device("cpu"), resident=False)
     for number in range(1, 5):
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
         state.clients.save(tmp_path, number)
         state.clients.tidy()
     assert torch.equal(flat(state.server["params"]), flat(before.server["params"]))
@@ -111,10 +111,10 @@ ROWS = {row.name: row for row in SHIPPED}.values()
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_needs_are_what_is_exchanged(row):
     """Of one client in round 3, in multiples of the model; `small` is less than a third of one here."""
-    experiment = row.experiment()
-    needs, model = experiment.algorithm.needs, tree.num_bytes(experiment.initial)
-    state = play(experiment, 2)
-    result = play_round(experiment, state)
+    simulation = row.simulation()
+    needs, model = simulation.algorithm.needs, tree.num_bytes(simulation.initial)
+    state = play(simulation, 2)
+    result = play_round(simulation, state)
     cohort = len(result.cohort.clients)
     up, down = (number / cohort / model - 1 for number in (result.bytes_up, result.bytes_down))
     slack = 0.34 if needs.small else 0.0
@@ -122,15 +122,15 @@ def test_needs_are_what_is_exchanged(row):
     assert needs.down <= down <= needs.down + slack
     assert bool(state.clients) == bool(needs.client_state)
     assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
-    assert (experiment.stages[0].public is not None) >= needs.public
+    assert (simulation.stages[0].public is not None) >= needs.public
 
 
 def test_nothing_is_sent_that_is_not_declared():
     """FedAvg: one model down and one up, exactly, also with running statistics."""
     for model in (None, Normed()):
-        experiment = make_experiment(model=model)
-        result = play_round(experiment, experiment.initial_state())
-        size = tree.num_bytes(experiment.initial) + tree.num_bytes(experiment.bench.net.buffers())
+        simulation = make_simulation(model=model)
+        result = play_round(simulation, simulation.initial_state())
+        size = tree.num_bytes(simulation.initial) + tree.num_bytes(simulation.bench.net.buffers())
         assert result.bytes_up == result.bytes_down == len(result.cohort.clients) * size
     assert FedAvg().needs == Needs()
 
@@ -157,14 +157,14 @@ def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
     model = BottleneckResNet(widths=(4, 8), blocks=1) if staged else Normed()
     servers = []
     for name in ("sequential", "workers"):
-        experiment = row.experiment(model=model, rounds=2)
-        experiment = replace(experiment, engine=ENGINES[name])
-        (stage,) = experiment.stages
+        simulation = row.simulation(model=model, rounds=2)
+        simulation = replace(simulation, engine=ENGINES[name])
+        (stage,) = simulation.stages
         if stage.public is not None:
             stage = replace(stage, public=replace(stage.public, engine=ENGINES[name]))
-            experiment = replace(experiment, stages=(stage,))
-        start = experiment.bench.net.buffers()
-        servers.append(record(experiment, tmp_path / name, resume=False).server)
+            simulation = replace(simulation, stages=(stage,))
+        start = simulation.bench.net.buffers()
+        servers.append(record(simulation, tmp_path / name, resume=False).server)
         for key, value in servers[-1]["buffers"].items():
             assert (value - start[key]).abs().max() > 1e-3, key
     torch.testing.assert_close(servers[0], servers[1], rtol=0, atol=0)

@@ -10,7 +10,7 @@ from fedexp.config.cohorts import Cohorts, check_begun
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
-from toy_federation import CONF, advance, composed, make_experiment
+from toy_federation import CONF, advance, composed, make_simulation
 
 
 def read(path, rounds=3):
@@ -36,13 +36,13 @@ def test_all_forms_say_the_same(tmp_path):
 
 def test_the_named_clients_train(tmp_path):
     """Another run's seed, its clients.csv: the same clients in every round, and the losses of both are its own."""
-    experiment = make_experiment(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
-    state = experiment.initial_state()
+    simulation = make_simulation(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
+    state = simulation.initial_state()
     for number in (1, 2, 3):
-        result = play_round(experiment, state)
+        result = play_round(simulation, state)
         assert list(result.cohort.clients) == ASCENDING[number]
         advance(state, result)
-    drawn = make_experiment()
+    drawn = make_simulation()
     assert [sample(drawn, number) for number in (1, 2, 3)] != list(ASCENDING.values())
 
 

@@ -35,7 +35,7 @@ from toy_federation import (
     advance,
     assemble,
     flat,
-    make_experiment,
+    make_simulation,
     play,
 )
 
@@ -49,7 +49,7 @@ ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
 def stream(algorithm: FedAvg, **changes: Any):
     """Four clients, two tasks of two classes and two rounds each; 12 of the 40 training examples are unlabelled."""
     settings = {"sizes": SIZES, "scenario": TWO_TASKS, "surrogate": 0.3, "rounds": 2, "participation": 0.75}
-    return make_experiment(algorithm, **settings | changes)
+    return make_simulation(algorithm, **settings | changes)
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ def test_engines_agree(row):
     """The server after every round of both tasks, with what is asked of all clients between them."""
     states = []
     for name, engine in ENGINES.items():
-        experiment = replace(stream(row.make()), engine=engine)
-        experiment = replace(experiment, stages=tuple(rewired(stage, engine) for stage in experiment.stages))
-        state, seen = experiment.initial_state(), []
+        simulation = replace(stream(row.make()), engine=engine)
+        simulation = replace(simulation, stages=tuple(rewired(stage, engine) for stage in simulation.stages))
+        state, seen = simulation.initial_state(), []
         for _ in range(4):
-            result = play_round(experiment, state)
+            result = play_round(simulation, state)
             advance(state, result)
             seen.append((state.server, result.losses, result.bytes_up, result.bytes_down))
         states.append((name, seen))
@@ -155,8 +155,8 @@ def test_every_parameter_is_in_a_row(cls):
 def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
     """Bit by bit; the first two parts of the run know nothing of each other but the files."""
     whole = record(stream(row.make()), tmp_path / "whole", resume=False)
-    experiment = stream(row.make())
-    halted = replace(experiment, engine=HaltsAfter(experiment.engine, calls=training_calls(row)))
+    simulation = stream(row.make())
+    halted = replace(simulation, engine=HaltsAfter(simulation.engine, calls=training_calls(row)))
     with pytest.raises(KeyboardInterrupt):
         record(halted, tmp_path / "parts", resume=False)
     assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == 3
@@ -195,9 +195,9 @@ class HaltsAfter:
 @every_row
 def test_needs_are_what_is_exchanged(row):
     """In round 3, the first of task 2, in multiples of the model; label vectors are small change."""
-    experiment = stream(row.make())
-    state, model = play(experiment, 2), tree.num_bytes(experiment.initial)
-    needs, result = experiment.algorithm.needs, play_round(experiment, state)
+    simulation = stream(row.make())
+    state, model = play(simulation, 2), tree.num_bytes(simulation.initial)
+    needs, result = simulation.algorithm.needs, play_round(simulation, state)
     up, down = (number / len(result.cohort.clients) / model - 1 for number in (result.bytes_up, result.bytes_down))
     assert needs.up <= up <= needs.up + 1e-9
     assert needs.down <= down <= needs.down + 0.5
@@ -211,12 +211,12 @@ def test_batch_norm_models(row):
     """Sequential and workers to the same result; every model goes with its own running statistics."""
     servers = []
     for name in ("sequential", "workers"):
-        experiment = replace(stream(row.make(), model=Normed()), engine=ENGINES[name])
-        experiment = replace(experiment, stages=tuple(rewired(stage, ENGINES[name]) for stage in experiment.stages))
-        servers.append(play(experiment, 4).server)
+        simulation = replace(stream(row.make(), model=Normed()), engine=ENGINES[name])
+        simulation = replace(simulation, stages=tuple(rewired(stage, ENGINES[name]) for stage in simulation.stages))
+        servers.append(play(simulation, 4).server)
     assert_equal(servers[1], servers[0])
     assert tree.is_finite(servers[0])
-    moved = [(value - experiment.initial_buffers[k]).abs().max() for k, value in servers[0]["buffers"].items()]
+    moved = [(value - simulation.initial_buffers[k]).abs().max() for k, value in servers[0]["buffers"].items()]
     assert min(moved) > 1e-3
 
 
@@ -226,12 +226,12 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
 
     load = ClientRuntime.load_train
     for row in ROWS:
-        experiment = stream(row.make())
-        state = experiment.initial_state()
+        simulation = stream(row.make())
+        state = simulation.initial_state()
         for number in (1, 2, 3, 4):
-            info = experiment.stage_of(number).federation
+            info = simulation.stage_of(number).federation
             allowed = set(np.concatenate([*info.parts, info.unlabelled]).tolist())
-            others = [s.federation for s in experiment.stages if s.federation is not info]
+            others = [s.federation for s in simulation.stages if s.federation is not info]
             assert not allowed & set(np.concatenate([part for other in others for part in other.parts]).tolist())
 
             def guarded(self, index, draws, allowed=allowed, load=load):
@@ -240,7 +240,7 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
                 return load(self, index, draws)
 
             monkeypatch.setattr(ClientRuntime, "load_train", guarded)
-            advance(state, play_round(experiment, state))
+            advance(state, play_round(simulation, state))
 
 
 # --- the losses and roles
@@ -272,9 +272,9 @@ def test_reviewers_and_learners_share_the_cohort(fraction, expected):
 def test_cfed_round_by_hand():
     """Round 3 in a plain loop: learners on their examples with CE, reviewers on theirs with L_d, weights n_k."""
     algorithm = CFeD(**CFED)
-    experiment = stream(algorithm, local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False)
-    state, bench, info = play(experiment, 2), experiment.bench, experiment.stages[1].federation
-    result = play_round(experiment, state)
+    simulation = stream(algorithm, local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False)
+    state, bench, info = play(simulation, 2), simulation.bench, simulation.stages[1].federation
+    result = play_round(simulation, state)
     old, total, weights = state.server["params"], None, 0
     for client, role, schedule in zip(result.cohort.clients, result.cohort.roles, result.cohort.schedules, strict=True):
         part = info.surrogate[client] if isinstance(role, Reviewer) else info.parts[client]
@@ -299,7 +299,7 @@ def test_cfed_round_by_hand():
 
 def test_server_distillation_covers_its_set_once():
     """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own model."""
-    experiment = stream(CFeD(**CFED | dict(server_distillation=True)))
+    simulation = stream(CFeD(**CFED | dict(server_distillation=True)))
     asked, drawn = [], []
 
     @dataclass(frozen=True)
@@ -317,27 +317,27 @@ def test_server_distillation_covers_its_set_once():
             asked.append((models, parts))
             return self.inner.answers(models, parts)
 
-    stages = tuple(replace(stage, surrogate=Spy(stage.surrogate)) for stage in experiment.stages)
-    state = play(replace(experiment, stages=stages), 1)
+    stages = tuple(replace(stage, surrogate=Spy(stage.surrogate)) for stage in simulation.stages)
+    state = play(replace(simulation, stages=stages), 1)
     ((models, parts),) = asked
     assert len(models) == len(parts) == 3 + 1
     assert drawn, "the student trains with dropout"
     assert all(isinstance(rng, np.random.Generator) for rng in drawn)
-    held = len(experiment.stages[0].surrogate)
+    held = len(simulation.stages[0].surrogate)
     assert sorted(np.concatenate(parts).tolist()) == list(range(held))
-    assert_equal({k: models[-1][k] for k in experiment.initial}, experiment.initial)
+    assert_equal({k: models[-1][k] for k in simulation.initial}, simulation.initial)
     without = play(stream(CFeD(**CFED)), 1)
     assert (flat(state.server["params"]) - flat(without.server["params"])).abs().max() > 1e-5
 
 
 def test_centralised_cfed_mixes_batches_of_one_kind():
     """One client with everything; as many surrogate as new examples, in batches of one kind, in random order."""
-    experiment = stream(CFeD(**CFED, paradigm="centralized"), surrogate=0.3)
-    (part,), (unlabelled,) = experiment.stages[1].federation.parts, experiment.stages[1].federation.surrogate
-    everything = np.concatenate([stage.partition.parts[0] for stage in experiment.stages])
+    simulation = stream(CFeD(**CFED, paradigm="centralized"), surrogate=0.3)
+    (part,), (unlabelled,) = simulation.stages[1].federation.parts, simulation.stages[1].federation.surrogate
+    everything = np.concatenate([stage.partition.parts[0] for stage in simulation.stages])
     assert len(everything) + len(unlabelled) == 40
-    state = play(experiment, 2)
-    cohort = assemble(experiment, state, 3)
+    state = play(simulation, 2)
+    cohort = assemble(simulation, state, 3)
     assert [type(role) for role in cohort.roles] == [Student]
     (schedule,) = cohort.schedules
     kinds = []
@@ -370,8 +370,8 @@ def test_centralised_cfed_draws_its_surrogate_examples_at_random():
 
 def test_ewc_s_fisher_is_that_of_softmax_regression():
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples of the task."""
-    experiment = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression(), participation=0.5)
-    state, bench, info = play(experiment, 2), experiment.bench, experiment.stages[0].federation
+    simulation = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression(), participation=0.5)
+    state, bench, info = play(simulation, 2), simulation.bench, simulation.stages[0].federation
     x, y = bench.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
     x, w = x.flatten(1), state.server["params"]
     delta = (x @ w[HEAD[0]].T + w[HEAD[1]]).softmax(-1) - F.one_hot(y, CLASSES)
@@ -383,19 +383,19 @@ def test_ewc_s_fisher_is_that_of_softmax_regression():
 def test_ewc_s_quadratic_is_the_sum_over_tasks():
     """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a constant."""
     algorithm = FedEWC(lambda_=3.0, fisher="old_tasks")
-    experiment = stream(algorithm)
-    (fisher,) = algorithm.closing_exchanges(experiment.stages[0].federation)
+    simulation = stream(algorithm)
+    (fisher,) = algorithm.closing_exchanges(simulation.stages[0].federation)
     generator = torch.Generator().manual_seed(1)
 
     def random(like):
         return {k: torch.rand(v.shape, generator=generator, dtype=v.dtype) for k, v in like.items()}
 
-    server, terms = {"params": experiment.initial}, []
+    server, terms = {"params": simulation.initial}, []
     for _ in range(2):
-        server = server | {"params": random(experiment.initial)}
-        message = random(experiment.initial)
+        server = server | {"params": random(simulation.initial)}
+        message = random(simulation.initial)
         message = {k: v * (v > 0.3) for k, v in message.items()}  # some parameters matter to nobody
-        about = replace_weights(experiment)
+        about = replace_weights(simulation)
         server = fisher.aggregate(server, {"fisher": tree.map(lambda leaf: leaf[None], message)}, about)
         terms.append((message, server["params"]))
     ctx = Anything(server=server)
@@ -403,7 +403,7 @@ def test_ewc_s_quadratic_is_the_sum_over_tasks():
     def by_hand(w):
         return 1.5 * sum((f[k] * (w[k] - t[k]) ** 2).sum() for f, t in terms for k in w)
 
-    points = [random(experiment.initial) for _ in range(2)]
+    points = [random(simulation.initial) for _ in range(2)]
     ours = [torch.func.grad_and_value(lambda w: algorithm.penalty(None, w, ctx))(p) for p in points]
     theirs = [torch.func.grad_and_value(by_hand)(p) for p in points]
     for (gradient, _), (expected, _) in zip(ours, theirs, strict=True):
@@ -415,11 +415,11 @@ def test_ewc_of_the_released_code_by_hand():
     """Round 3 of one client: G pair by pair at the model that it received, on the new task's batches alone."""
     algorithm = FedEWC(lambda_=50.0, fisher="released")
     local = replace(LOCAL, epochs=1, momentum=0.0, weight_decay=0.0)
-    experiment = stream(algorithm, model=SoftmaxRegression(), sizes=(10,), participation=1.0, surrogate=0.0,
+    simulation = stream(algorithm, model=SoftmaxRegression(), sizes=(10,), participation=1.0, surrogate=0.0,
                         local=local, augment=False)  # fmt: skip
-    state, bench = play(experiment, 2), experiment.bench
+    state, bench = play(simulation, 2), simulation.bench
     assert state.server.keys() == {"params", "buffers"}  # nothing of the old task is kept
-    result = play_round(experiment, state)
+    result = play_round(simulation, state)
     (schedule,) = result.cohort.schedules
     batches = [bench.load_train(i[:n], None) for i, n in zip(schedule.index, schedule.lengths, strict=True)]
     assert [len(y) for _, y in batches] == [4, 4, 2]
@@ -448,18 +448,18 @@ class Anything:
         self.__dict__.update(values)
 
 
-def replace_weights(experiment):
+def replace_weights(simulation):
     return Anything(weights=torch.ones(1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("local", [LOCAL, ADAM], ids=["sgd", "adam"])
 def test_inactive_heads_stay_untouched(local):
     """Bit by bit, also under weight decay; the active head moves."""
-    experiment = stream(FedMultiHead(), local=local)
-    state = play(experiment, 2)
+    simulation = stream(FedMultiHead(), local=local)
+    state = play(simulation, 2)
     before = {k: state.server["params"][k].clone() for k in HEAD}
     for _ in range(2):
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
     for k in HEAD:
         now = state.server["params"][k]
         assert torch.equal(now[:2], before[k][:2])
@@ -470,12 +470,12 @@ def test_heads_answer_for_their_task():
     """Disjoint classes: the rows of the task; shared labels: rows of its own for each task."""
     assert FedMultiHead().heads([[0, 1], [2, 3]]).tolist() == [[0, 1, -1, -1], [-1, -1, 2, 3]]
     assert FedMultiHead().heads([[0, 1], [0, 1]]).tolist() == [[0, 1], [2, 3]]
-    experiment = stream(FedMultiHead())
-    state, bench = play(experiment, 3), experiment.bench
+    simulation = stream(FedMultiHead())
+    state, bench = play(simulation, 3), simulation.bench
     tasks, y = bench.data.test_tasks, bench.data.y_test
     logits = bench.net(state.server["params"], bench.load_test(torch.arange(len(y)))[0]).logits
     right = [(logits[i, 2 * t : 2 * t + 2].argmax() + 2 * t == y[i]).item() for i, t in enumerate(tasks.tolist())]
-    evaluation = experiment.engine.evaluate(bench, state.server)
+    evaluation = simulation.engine.evaluate(bench, state.server)
     expected = [sum(r for r, t in zip(right, tasks.tolist(), strict=True) if t == task) for task in (0, 1)]
     assert evaluation.task_correct.tolist() == expected
     assert evaluation.class_correct.sum() == sum(expected)
@@ -513,31 +513,31 @@ def test_dmc_s_new_model_sees_the_new_classes_alone():
 def test_dmc_keeps_the_new_model_and_the_student_apart():
     """From round 3 on: `new` learns from round to round, the student of `student=initial` does not depend on the last
     student, and the consolidation has its own epochs and learning rate."""
-    experiment = stream(FedDMC(**DMC))
-    state = play(experiment, 3)
+    simulation = stream(FedDMC(**DMC))
+    state = play(simulation, 3)
     news = [state.server["new"]]
-    advance(state, play_round(experiment, state))
+    advance(state, play_round(simulation, state))
     news.append(state.server["new"])
     assert (flat(news[1]) - flat(news[0])).abs().max() > 1e-4
-    spoiled = play(experiment, 3)
+    spoiled = play(simulation, 3)
     spoiled.server = spoiled.server | {"params": tree.map(lambda leaf: leaf + 1, spoiled.server["params"])}
-    advance(spoiled, play_round(experiment, spoiled))
+    advance(spoiled, play_round(simulation, spoiled))
     assert_equal(spoiled.server["params"], state.server["params"])
-    new, student = experiment.algorithm.exchanges(experiment.stages[1].federation)
+    new, student = simulation.algorithm.exchanges(simulation.stages[1].federation)
     assert (student.epochs(LOCAL), student.local_lr(0.1)) == (4, 0.2)
     assert (new.epochs(LOCAL), new.local_lr(0.1)) == (2, 0.1)
-    assert optimizers.memory_of(experiment.initial, LOCAL).keys() == {"momentum"}
+    assert optimizers.memory_of(simulation.initial, LOCAL).keys() == {"momentum"}
 
 
 def test_centralised_dmc_starts_both_models_from_the_old_one():
     """The shipped option, as in CFeD's released code: at the beginning of task 2 of one round a task."""
     node = node_of(CONF / "algorithm/dmc.yaml")
     del node["_target_"]
-    experiment = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
-    algorithm, state = experiment.algorithm, play(experiment, 1)
-    old, info = state.server["params"], experiment.stages[1].federation
-    assert (flat(old) - flat(experiment.initial)).abs().max() > 1e-3
-    server = algorithm.begin_task(state.server, experiment.initial | experiment.initial_buffers, info)
+    simulation = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
+    algorithm, state = simulation.algorithm, play(simulation, 1)
+    old, info = state.server["params"], simulation.stages[1].federation
+    assert (flat(old) - flat(simulation.initial)).abs().max() > 1e-3
+    server = algorithm.begin_task(state.server, simulation.initial | simulation.initial_buffers, info)
     new, student = algorithm.exchanges(info)
     assert_equal(new.broadcast(server)["params"], old)
     changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}  # as the new model has learned
@@ -551,7 +551,7 @@ def test_centralised_dmc_starts_both_models_from_the_old_one():
 def test_methods_for_tasks_need_a_scenario():
     for row in ROWS:
         with pytest.raises(ConfigError, match=r"scenario=none: .* is defined for scenario=class_incremental"):
-            make_experiment(row.make(), surrogate=0.3)
+            make_simulation(row.make(), surrogate=0.3)
 
 
 @pytest.mark.parametrize("algorithm", [CFeD(**CFED), FedDMC(**DMC)], ids=["CFeD", "FedDMC"])

@@ -27,7 +27,7 @@ from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
-from toy_federation import LOCAL, PLAIN, assemble, broadcast, describe, flat, make_experiment, play
+from toy_federation import LOCAL, PLAIN, assemble, broadcast, describe, flat, make_simulation, play
 
 
 def assert_close(actual, expected, atol=1e-12):
@@ -39,11 +39,11 @@ def random(*shape, seed=0):
 
 
 def trained_round(algorithm, rounds=2, **changes):
-    experiment = make_experiment(algorithm, **changes)
-    state = play(experiment, rounds - 1)
-    cohort, lr = assemble(experiment, state, rounds), experiment.bench.local.lr_at(rounds)
-    trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
-    return experiment, state, trained, describe(experiment, state, cohort, trained)
+    simulation = make_simulation(algorithm, **changes)
+    state = play(simulation, rounds - 1)
+    cohort, lr = assemble(simulation, state, rounds), simulation.bench.local.lr_at(rounds)
+    trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    return simulation, state, trained, describe(simulation, state, cohort, trained)
 
 
 # --- FedKD
@@ -51,7 +51,7 @@ def trained_round(algorithm, rounds=2, **changes):
 
 def test_fedkd_is_the_kd_end_of_fedntd():
     ntd = FedNTD(beta=0.7, tau=2.0, lambda_=0.0, distance="kl", tau_squared=True, mse_reduction="sum")
-    models = [play(make_experiment(a)).server["params"] for a in (FedKD(beta=0.7, tau=2.0), ntd)]
+    models = [play(make_simulation(a)).server["params"] for a in (FedKD(beta=0.7, tau=2.0), ntd)]
     assert_close(*models)
 
 
@@ -93,12 +93,12 @@ def test_flashback_s_participations_that_count(gamma, times):
 def test_flashback_s_label_counts(on_server):
     """Over 6 rounds, client by client: gamma mu_k is added in the first two participations and never again."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=on_server)
-    experiment = make_experiment(algorithm, public=0.15)
+    simulation = make_simulation(algorithm, public=0.15)
     times = np.zeros(5, int)
     for number in range(1, 7):
-        times[assemble(experiment, play(experiment, 0), number).clients] += 1
-    counts = experiment.stages[0].federation.counts
-    server = play(experiment, 6).server
+        times[assemble(simulation, play(simulation, 0), number).clients] += 1
+    counts = simulation.stages[0].federation.counts
+    server = play(simulation, 6).server
     assert_close(server["r"], torch.from_numpy(times).double())
     assert times.max() > 2
     assert_close(server["pi"], torch.from_numpy(0.5 * (np.minimum(times, 2)[:, None] * counts).sum(0)))
@@ -107,18 +107,18 @@ def test_flashback_s_label_counts(on_server):
 def test_flashback_s_server_step_by_autograd():
     """E_s epochs of SGD with momentum from the average, on CE plus distillation with the pi of before the round."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
-    experiment, state, trained, about = trained_round(algorithm, 3, public=0.15)
-    net, public, messages = experiment.bench.net, experiment.stages[0].public, trained.messages
+    simulation, state, trained, about = trained_round(algorithm, 3, public=0.15)
+    net, public, messages = simulation.bench.net, simulation.stages[0].public, trained.messages
     average = algorithm.aggregate(state.server, messages, about)["params"]
     models = [tree.row(messages["params"], i) for i in range(len(about.clients))] + [state.server["params"]]
     pi = state.server["pi"]
     mu = torch.stack(
-        [torch.from_numpy(experiment.stages[0].federation.counts[c]).double() for c in about.clients] + [pi]
+        [torch.from_numpy(simulation.stages[0].federation.counts[c]).double() for c in about.clients] + [pi]
     )
     assert pi.sum() > 0
     w = {k: v.clone().requires_grad_() for k, v in average.items()}
     sgd = torch.optim.SGD(w.values(), about.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
-    rng = describe(experiment, state, assemble(experiment, state, 3), trained).rng
+    rng = describe(simulation, state, assemble(simulation, state, 3), trained).rng
     for _ in range(2):
         order = rng.permutation(len(public))
         for start in range(0, len(public), LOCAL.batch_size):
@@ -141,16 +141,16 @@ def test_flashback_s_server_step_by_autograd():
 def test_a_public_set_is_asked_for():
     for algorithm in (Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=True), df()):
         with pytest.raises(ConfigError, match=r"public set.*public\.fraction=0\.025"):
-            make_experiment(algorithm)
-    make_experiment(Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=False))
+            make_simulation(algorithm)
+    make_simulation(Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=False))
 
 
 def test_public_examples_belong_to_no_client():
-    experiment = make_experiment(public=0.15)
-    public = set(experiment.stages[0].public.numbers.tolist())
+    simulation = make_simulation(public=0.15)
+    public = set(simulation.stages[0].public.numbers.tolist())
     assert len(public) == 6
-    assert not public & set(np.concatenate(experiment.stages[0].federation.parts).tolist())
-    counts = np.bincount(experiment.stages[0].federation.labels[sorted(public)], minlength=4)
+    assert not public & set(np.concatenate(simulation.stages[0].federation.parts).tolist())
+    counts = np.bincount(simulation.stages[0].federation.labels[sorted(public)], minlength=4)
     assert counts.max() - counts.min() <= 1
 
 
@@ -182,13 +182,13 @@ class Mislabelled:
 
 def test_feddf_distils_mean_logits_and_reads_no_label():
     algorithm = df(clip=0.0)
-    experiment, state, trained, about = trained_round(algorithm, public=0.15)
-    net, public = experiment.bench.net, experiment.stages[0].public
+    simulation, state, trained, about = trained_round(algorithm, public=0.15)
+    net, public = simulation.bench.net, simulation.stages[0].public
     average = algorithm.aggregate(state.server, trained.messages, about)["params"]
     models = [tree.row(trained.messages["params"], i) for i in range(len(about.clients))]
     w = {k: v.clone().requires_grad_() for k, v in average.items()}
     adam = torch.optim.Adam(w.values(), 0.01)
-    rng = describe(experiment, state, assemble(experiment, state, 2), trained).rng
+    rng = describe(simulation, state, assemble(simulation, state, 2), trained).rng
     step = 0
     for _ in range(2):
         order = rng.permutation(6)
@@ -210,16 +210,16 @@ def test_feddf_returns_a_student_even_where_the_average_is_better():
     """With a learning rate that ruins the model nothing is as good as the average that it began as, whose own answers
     are the labels; the released code returns a student all the same, the best one."""
     algorithm = df(epochs_on_server=0, lr=100.0, steps=6, patience=6)
-    experiment, state, trained, about = trained_round(algorithm, public=0.3, sizes=(3, 7, 8, 10), rounds=2)
+    simulation, state, trained, about = trained_round(algorithm, public=0.3, sizes=(3, 7, 8, 10), rounds=2)
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
 
     class AlwaysRight(Mislabelled):
         def take(self, index):
             x, _ = self.public.take(index)
-            return x, experiment.bench.net(server["params"], x).logits.argmax(-1)
+            return x, simulation.bench.net(server["params"], x).logits.argmax(-1)
 
-    about = replace(about, public=AlwaysRight(experiment.stages[0].public))
-    refined = algorithm.refine(LiveNetwork(experiment.bench.net), server, trained.messages, about)
+    about = replace(about, public=AlwaysRight(simulation.stages[0].public))
+    refined = algorithm.refine(LiveNetwork(simulation.bench.net), server, trained.messages, about)
     assert (flat(refined["params"]) - flat(server["params"])).abs().max() > 1
 
 
@@ -269,12 +269,12 @@ def test_fedka_s_anchors_by_hand(anchors, classes):
 @pytest.mark.parametrize("selection", ["hard", "proficient"])
 def test_fedka_chooses_by_loss(selection):
     algorithm = ka(selection=selection, dominance=0.6)
-    experiment = make_experiment(algorithm, sizes=(20, 10))
-    info, net = experiment.stages[0].federation, experiment.bench.net
-    state = experiment.initial_state()
-    cohort = assemble(experiment, state, 1)
+    simulation = make_simulation(algorithm, sizes=(20, 10))
+    info, net = simulation.stages[0].federation, simulation.bench.net
+    state = simulation.initial_state()
+    cohort = assemble(simulation, state, 1)
     client, plan = cohort.clients[0], {k: torch.as_tensor(v) for k, v in cohort.plans[0].items()}
-    data = ScheduledData(experiment.bench, cohort.schedules[0])
+    data = ScheduledData(simulation.bench, cohort.schedules[0])
     ctx = Context(state.server, {}, {}, plan, {}, 0.1, torch.tensor(1.0), LOCAL)
     begun, part = algorithm.client_setup(net, data, ctx), info.parts[client]
     best = {}
@@ -314,11 +314,11 @@ def test_fedreg_s_round_by_autograd():
     """Both parts of every step written out, one client of 10 examples, batches of 4, 4 and 2, two epochs."""
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=3)
     local = replace(PLAIN, epochs=2, lr=0.2)
-    experiment = make_experiment(algorithm, local, (10,), participation=1.0)
-    state, net = experiment.initial_state(), experiment.bench.net
+    simulation = make_simulation(algorithm, local, (10,), participation=1.0)
+    state, net = simulation.initial_state(), simulation.bench.net
     g = state.server["params"]
-    (schedule,) = assemble(experiment, state, 1).schedules
-    batches = list(ScheduledData(experiment.bench, schedule).batches())
+    (schedule,) = assemble(simulation, state, 1).schedules
+    batches = list(ScheduledData(simulation.bench, schedule).batches())
     names, start = list(g), flat(g)
 
     def unflatten(vector):
@@ -353,7 +353,7 @@ def test_fedreg_s_round_by_autograd():
         a = max(0.0, float(delta @ g_s / (g_s @ g_s)))
         b = max(0.0, float((delta - a * g_s) @ g_p / (g_p @ g_p)))
         w = w - a * g_s - b * g_p
-    assert_close(flat(play(experiment, 1).server["params"]), w, 1e-10)
+    assert_close(flat(play(simulation, 1).server["params"]), w, 1e-10)
 
 
 def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
@@ -368,7 +368,7 @@ def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
 
     monkeypatch.setattr(Clients, "_prepared", counted)
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=2)
-    play(make_experiment(algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"), 1)
+    play(make_simulation(algorithm, replace(PLAIN, epochs=2), (10, 3), participation=1.0, engine="vectorised"), 1)
     assert sum(rows) == 4 * 4
 
 
@@ -401,8 +401,8 @@ def test_moon_remembers_the_model_that_was_trained_last():
 
 
 def test_moon_s_projection_is_a_part_of_the_model():
-    experiment = make_experiment(Moon(mu=1.0, tau=0.5, projection=5))
-    shapes = {k: tuple(v.shape) for k, v in experiment.initial.items() if not k.startswith("body.")}
+    simulation = make_simulation(Moon(mu=1.0, tau=0.5, projection=5))
+    shapes = {k: tuple(v.shape) for k, v in simulation.initial.items() if not k.startswith("body.")}
     assert shapes == {
         "projection.0.weight": (8, 8),
         "projection.0.bias": (8,),
@@ -444,26 +444,26 @@ def test_fedalign_s_narrow_stage():
 
 def test_fedalign_refuses_models_without_a_stage():
     with pytest.raises(ConfigError, match="resnet56_bottleneck"):
-        make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
+        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
 
 
 def test_fedalign_warns_where_it_does_not_work(caplog):
     with caplog.at_level(logging.WARNING, "fedexp"):
-        make_experiment(
+        make_simulation(
             FedAlign(mu=0.5, width=0.25, clip=1.0), model=BottleneckResNet(widths=(4, 8), blocks=1), sizes=(3, 4)
         )
         assert not caplog.records
-        make_experiment(FedAlign(mu=0.5, width=0.25, clip=1.0))
+        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0))
     assert "resnet56_bottleneck" in caplog.text
 
 
 def test_fedalign_s_gradient():
     """Of mu * constant * L_lip through the narrow stage alone, beside that of the cross-entropy."""
     algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
-    experiment = make_experiment(algorithm)
-    net, params = experiment.bench.net, experiment.initial
-    (schedule, *_) = assemble(experiment, experiment.initial_state(), 1).schedules[-1:]
-    batch = next(ScheduledData(experiment.bench, schedule).batches())
+    simulation = make_simulation(algorithm)
+    net, params = simulation.bench.net, simulation.initial
+    (schedule, *_) = assemble(simulation, simulation.initial_state(), 1).schedules[-1:]
+    batch = next(ScheduledData(simulation.bench, schedule).batches())
     ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
     ours = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
     plain = torch.func.grad(lambda p: FedAvg().objective(net, p, batch, ctx))(params)

@@ -22,18 +22,18 @@ from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import CLASSES, Noise, make_experiment
+from toy_federation import CLASSES, Noise, make_simulation
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
 every_class = pytest.mark.parametrize("name", ROWS)
 UNDEFINED_CLASS, UNTESTED_CLASS = 3, 2
 
 
-def experiment(name, **settings):
+def simulation(name, **settings):
     row = ROWS[name]
     if row in CONTINUAL:
         return stream(row.make(), **settings)
-    return make_experiment(row.make(), public=row.public, **settings)
+    return make_simulation(row.make(), public=row.public, **settings)
 
 
 # --- clients that break
@@ -63,7 +63,7 @@ class Breaking(Engine):
 @pytest.mark.parametrize("factor", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
 @every_class
 def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp_path, caplog):
-    whole = experiment(name, participation=1.0)
+    whole = simulation(name, participation=1.0)
     broken = replace(whole, engine=Breaking(whole.engine, 2, factor))
     with caplog.at_level(logging.WARNING, logger="fedexp"):
         state = record(broken, tmp_path, resume=False)
@@ -78,7 +78,7 @@ def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp
 @every_class
 def test_a_client_whose_weights_explode(name, tmp_path):
     """Finite, so the round counts; the run then completes or diverges, and its files are whole in either case."""
-    whole = experiment(name, participation=1.0)
+    whole = simulation(name, participation=1.0)
     state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
     assert state.status in ("completed", "diverged")
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
@@ -88,7 +88,7 @@ def test_a_client_whose_weights_explode(name, tmp_path):
 @every_class
 def test_a_client_whose_data_are_not_finite(name, tmp_path, monkeypatch):
     """Which files of pixels and numbers of words cannot be, but what a data set of one's own makes of them."""
-    whole = experiment(name, participation=1.0)
+    whole = simulation(name, participation=1.0)
     own = torch.from_numpy(whole.stages[0].federation.parts[2])
     inputs = ImageData.inputs
 
@@ -130,7 +130,7 @@ def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_client
     monkeypatch.setattr(Noise, "read", lacking_noise)
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
     clients = CLASSES - 1
-    state = record(experiment(name, sizes=(1,) * clients, participation=1.0), tmp_path, resume=False)
+    state = record(simulation(name, sizes=(1,) * clients, participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"
     counts = state.history.counts
     assert ((counts > 0).sum(1) == 1).all()
@@ -147,7 +147,7 @@ def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_client
 
 @every_class
 def test_one_client(name, tmp_path):
-    state = record(experiment(name, sizes=(12,), participation=1.0), tmp_path, resume=False)
+    state = record(simulation(name, sizes=(12,), participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"
     assert set(pd.read_csv(tmp_path / files.CLIENTS)["client"]) == {0}
 
@@ -158,7 +158,7 @@ def test_one_client(name, tmp_path):
 @every_class
 def test_the_same_run_twice_has_the_same_files(name, tmp_path):
     """Of an algorithm's state, too, not a bit differs."""
-    states = [record(experiment(name, rounds=2), tmp_path / each, resume=False) for each in "ab"]
+    states = [record(simulation(name, rounds=2), tmp_path / each, resume=False) for each in "ab"]
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
     torch.testing.assert_close(states[0].server, states[1].server, rtol=0, atol=0)
     torch.testing.assert_close(dict(states[0].clients), dict(states[1].clients), rtol=0, atol=0)

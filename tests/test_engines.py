@@ -45,7 +45,7 @@ from toy_federation import (
     assemble,
     composed,
     flat,
-    make_experiment,
+    make_simulation,
     play,
 )
 
@@ -57,16 +57,16 @@ def assert_equal(actual, expected, atol=0.0):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-def train(engine, experiment, state, evaluate_local=False):
-    cohort = assemble(experiment, state, state.round + 1)
-    return engine.train(experiment.algorithm, experiment.bench, state.server, cohort, 0.1, evaluate_local)
+def train(engine, simulation, state, evaluate_local=False):
+    cohort = assemble(simulation, state, state.round + 1)
+    return engine.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local)
 
 
-def fresh_module(experiment, model=None):
-    """The experiment's initial model as an ordinary module in train mode."""
+def fresh_module(simulation, model=None):
+    """The simulation's initial model as an ordinary module in train mode."""
     model = model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,))
     module = model.build((1, 6, 6), 4).double().train()
-    module.load_state_dict(experiment.initial, strict=False)
+    module.load_state_dict(simulation.initial, strict=False)
     return module
 
 
@@ -78,13 +78,13 @@ def fresh_module(experiment, model=None):
 def test_one_client_is_plain_sgd(engine, augment):
     """Against torch.optim.SGD in a loop: momentum fresh in every round, weight decay, decayed rate, partial batches."""
     local = replace(LOCAL, batch_size=7)
-    experiment = make_experiment(
+    simulation = make_simulation(
         local=local, sizes=(40,), participation=1.0, engine=engine, augment=augment, weighting="uniform"
     )
-    module, data = fresh_module(experiment), experiment.bench.data
-    state, losses = experiment.initial_state(), []
+    module, data = fresh_module(simulation), simulation.bench.data
+    state, losses = simulation.initial_state(), []
     for round in (1, 2, 3):
-        result = play_round(experiment, state)
+        result = play_round(simulation, state)
         (schedule,) = result.cohort.schedules
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1 * 0.9 ** (round - 1), momentum=0.9, weight_decay=1e-3)
         losses = []
@@ -116,7 +116,7 @@ class SameStep(FedAvg):
 
 def test_fused_steps_are_the_documented_local_step():
     """The sequential engine's fused optimizer and FedAvg.local_step are two texts of one rule."""
-    fused, general = (play(make_experiment(algorithm)).server["params"] for algorithm in (FedAvg(), SameStep()))
+    fused, general = (play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), SameStep()))
     assert_equal(general, fused, atol=1e-12)
 
 
@@ -126,17 +126,17 @@ ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
 def test_adam_is_torch_s():
     """Fresh in every round, coupled weight decay; through the fused kernel and through the pure step."""
     for algorithm in (FedAvg(), SameStep()):
-        experiment = make_experiment(algorithm, ADAM, (10,), participation=1.0)
-        state, bench = experiment.initial_state(), experiment.bench
+        simulation = make_simulation(algorithm, ADAM, (10,), participation=1.0)
+        state, bench = simulation.initial_state(), simulation.bench
         for number in (1, 2):
-            (schedule,) = assemble(experiment, state, number).schedules
+            (schedule,) = assemble(simulation, state, number).schedules
             w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
             optimizer = torch.optim.Adam(w.values(), lr=ADAM.lr_at(number), weight_decay=ADAM.weight_decay)
             for batch in ScheduledData(bench, schedule).batches():
                 optimizer.zero_grad()
                 F.cross_entropy(bench.net(w, batch.x).logits, batch.y).backward()
                 optimizer.step()
-            advance(state, play_round(experiment, state))
+            advance(state, play_round(simulation, state))
             assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
@@ -149,29 +149,29 @@ PAC, REG = FedPAC(lambda_=1.0, head_lr=0.02, head_epochs=1), FedReg(gamma=0.5, e
     ids=lambda a: type(a).__name__,
 )
 def test_engines_agree_with_adam(algorithm):
-    experiment = make_experiment(algorithm, ADAM)
-    state = play(experiment, 1)
-    reference, *others = [train(engine, experiment, state) for engine in ENGINES.values()]
+    simulation = make_simulation(algorithm, ADAM)
+    state = play(simulation, 1)
+    reference, *others = [train(engine, simulation, state) for engine in ENGINES.values()]
     for other in others:
         assert_equal(other.messages, reference.messages, atol=1e-12)
 
 
 def test_adam_is_refused_where_it_makes_no_sense():
     with pytest.raises(ConfigError, match=r"local\.optimizer=adam: Scaffold is defined for sgd"):
-        make_experiment(Scaffold(divisor="steps", variates="uniform"), ADAM)
+        make_simulation(Scaffold(divisor="steps", variates="uniform"), ADAM)
 
 
 @every_engine
 def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
-    experiment = make_experiment(NTD)
-    state = play(experiment, 1)
-    plain, evaluated = (train(engine, experiment, state, evaluate_local) for evaluate_local in (False, True))
+    simulation = make_simulation(NTD)
+    state = play(simulation, 1)
+    plain, evaluated = (train(engine, simulation, state, evaluate_local) for evaluate_local in (False, True))
     assert plain.class_correct is None
     assert_equal(evaluated.messages, plain.messages)
     assert_equal(evaluated.losses, plain.losses)
     for i in range(4):
         local = {k: v[i] for k, v in evaluated.messages["params"].items()}
-        assert_equal(evaluated.class_correct["plain"][i], experiment.bench.evaluate(local).class_correct)
+        assert_equal(evaluated.class_correct["plain"][i], simulation.bench.evaluate(local).class_correct)
 
 
 # --- aggregation
@@ -180,10 +180,10 @@ def test_losses_and_local_accuracy_are_those_of_the_local_models(engine):
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_aggregation_by_hand(weighting):
     """sum_k p_k w_k with p_k = n_k / sum n or 1 / |S|; the training loss is weighted alike."""
-    experiment = make_experiment(weighting=weighting)
-    state = experiment.initial_state()
-    result = play_round(experiment, state)
-    trained = train(experiment.engine, experiment, state)
+    simulation = make_simulation(weighting=weighting)
+    state = simulation.initial_state()
+    result = play_round(simulation, state)
+    trained = train(simulation.engine, simulation, state)
     sizes = [SIZES[c] if weighting == "examples" else 1 for c in result.cohort.clients]
     for name, leaf in trained.messages["params"].items():
         mean = sum(n / sum(sizes) * w for n, w in zip(sizes, leaf, strict=True))
@@ -195,8 +195,8 @@ def test_aggregation_by_hand(weighting):
 
 def test_bytes_are_those_of_the_parameters():
     """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients, in both directions."""
-    experiment = make_experiment()
-    result = play_round(experiment, experiment.initial_state())
+    simulation = make_simulation()
+    result = play_round(simulation, simulation.initial_state())
     assert result.bytes_up == result.bytes_down == 4 * 290 * 8
 
 
@@ -206,9 +206,9 @@ def test_bytes_are_those_of_the_parameters():
 NORMED = {"model": Normed(), "local": replace(LOCAL, batch_size=3), "participation": 1.0}
 
 
-def norm_by_hand(experiment, schedule, start):
+def norm_by_hand(simulation, schedule, start):
     """One client's round with an ordinary module: its state after training."""
-    module, data = fresh_module(experiment, Normed()), experiment.bench.data
+    module, data = fresh_module(simulation, Normed()), simulation.bench.data
     module.load_state_dict(start)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     for index, length in zip(schedule.index, schedule.lengths, strict=True):
@@ -223,11 +223,11 @@ def norm_by_hand(experiment, schedule, start):
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_running_statistics_are_averaged_like_parameters(weighting):
     """Clients start from the server's statistics; means and variances are averaged by weight, counts are not."""
-    experiment = make_experiment(**NORMED, augment=False, weighting=weighting)
-    state = experiment.initial_state()
+    simulation = make_simulation(**NORMED, augment=False, weighting=weighting)
+    state = simulation.initial_state()
     before = {k: v.clone() for k, v in (state.server["params"] | state.server["buffers"]).items()}
-    result = play_round(experiment, state)
-    locals_ = [norm_by_hand(experiment, schedule, before) for schedule in result.cohort.schedules]
+    result = play_round(simulation, state)
+    locals_ = [norm_by_hand(simulation, schedule, before) for schedule in result.cohort.schedules]
     after = result.server["params"] | result.server["buffers"]
     weights = np.array(SIZES if weighting == "examples" else [1] * 5) / (sum(SIZES) if weighting == "examples" else 5)
     for name, value in after.items():
@@ -244,33 +244,33 @@ def test_running_statistics_are_averaged_like_parameters(weighting):
 
 def test_batches_of_one_example_are_left_out():
     """Clients of 1, 3, 7, 12, 10 examples in threes: no step for the first, the seventh and tenth example stay out."""
-    experiment = make_experiment(**NORMED)
-    cohort = assemble(experiment, experiment.initial_state(), 1)
+    simulation = make_simulation(**NORMED)
+    cohort = assemble(simulation, simulation.initial_state(), 1)
     assert [s.lengths.tolist() for s in cohort.schedules] == [[], [3] * 2, [3] * 4, [3] * 8, [3] * 6]
-    trained = train(experiment.engine, experiment, experiment.initial_state())
-    assert_equal(tree.map(lambda leaf: leaf[0], trained.messages["params"]), experiment.initial)
+    trained = train(simulation.engine, simulation, simulation.initial_state())
+    assert_equal(tree.map(lambda leaf: leaf[0], trained.messages["params"]), simulation.initial)
     assert trained.losses[0] == 0
     assert all(trained.losses[1:] > 0)
 
 
 def test_model_without_batch_norm_keeps_batches_of_one_example():
-    experiment = make_experiment(participation=1.0, local=replace(LOCAL, batch_size=3))
-    cohort = assemble(experiment, experiment.initial_state(), 1)
+    simulation = make_simulation(participation=1.0, local=replace(LOCAL, batch_size=3))
+    cohort = assemble(simulation, simulation.initial_state(), 1)
     assert [s.lengths.tolist() for s in cohort.schedules][:3] == [[1] * 2, [3] * 2, [3, 3, 1] * 2]
 
 
 def test_evaluating_local_models_leaves_training_alone():
     """Local models are evaluated with their own statistics; the teacher of the next client keeps the server's."""
-    experiment = make_experiment(NTD, **NORMED)
-    state = play(experiment, 2)
-    experiment.bench.net.set_buffers(state.server["buffers"])
-    plain, evaluated = (train(experiment.engine, experiment, state, local) for local in (False, True))
+    simulation = make_simulation(NTD, **NORMED)
+    state = play(simulation, 2)
+    simulation.bench.net.set_buffers(state.server["buffers"])
+    plain, evaluated = (train(simulation.engine, simulation, state, local) for local in (False, True))
     assert_equal(evaluated.messages, plain.messages)
-    assert_equal(experiment.bench.net.buffers(), state.server["buffers"])
+    assert_equal(simulation.bench.net.buffers(), state.server["buffers"])
     for i in range(5):
         buffers = {k: v[i] for k, v in evaluated.buffers.items()}
         server = {"params": {k: v[i] for k, v in evaluated.messages["params"].items()}, "buffers": buffers}
-        expected = experiment.engine.evaluate(experiment.bench, server).class_correct
+        expected = simulation.engine.evaluate(simulation.bench, server).class_correct
         assert_equal(evaluated.class_correct["plain"][i], expected)
 
 
@@ -343,9 +343,9 @@ class Halving(FedAvg):
 
 @pytest.mark.parametrize("engine", ["sequential", "workers"])
 def test_clients_have_zero_for_subnormal_numbers(engine):
-    experiment = make_experiment(Halving(), engine=engine)
-    state = experiment.initial_state()
-    advance(state, play_round(experiment, state))
+    simulation = make_simulation(Halving(), engine=engine)
+    state = simulation.initial_state()
+    advance(state, play_round(simulation, state))
     assert int(state.server["halves"]) == 0
     assert sys.float_info.min / 2 > 0
 
@@ -454,10 +454,10 @@ class Failing(FedAvg):
 
 @pytest.mark.parametrize("hook", ["client_setup", "local training", "finish"])
 def test_failure_names_client_and_hook(hook):
-    experiment = make_experiment(Failing(hook=hook))
-    first = assemble(experiment, experiment.initial_state(), 1).clients[0]
+    simulation = make_simulation(Failing(hook=hook))
+    first = assemble(simulation, simulation.initial_state(), 1).clients[0]
     with pytest.raises(ClientFailure, match=f"round 1, client {first}, in {hook} of Failing: by the test") as failure:
-        play(experiment, 1)
+        play(simulation, 1)
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
 
 
@@ -493,7 +493,7 @@ def test_schedule_is_a_function_of_seed_round_and_client():
 
 
 def test_schedule_does_not_depend_on_the_cohort():
-    few, all_ = (make_experiment(participation=r) for r in (0.4, 1.0))
+    few, all_ = (make_simulation(participation=r) for r in (0.4, 1.0))
     for round in (1, 2, 3):
         some, everyone = (assemble(e, e.initial_state(), round) for e in (few, all_))
         assert everyone.clients == [0, 1, 2, 3, 4]
@@ -503,9 +503,9 @@ def test_schedule_does_not_depend_on_the_cohort():
 
 def test_cohorts_are_uniform_without_replacement():
     """2 of 5 clients: each is in a cohort with probability 2/5; +-5 standard deviations over 1,000 rounds."""
-    experiment = make_experiment(participation=0.4, local=PLAIN, rounds=1000)
-    state = experiment.initial_state()
-    cohorts = [assemble(experiment, state, round).clients for round in range(1, 1001)]
+    simulation = make_simulation(participation=0.4, local=PLAIN, rounds=1000)
+    state = simulation.initial_state()
+    cohorts = [assemble(simulation, state, round).clients for round in range(1, 1001)]
     assert all(len(set(cohort)) == 2 and cohort == sorted(cohort) for cohort in cohorts)
     counts = np.bincount(np.concatenate(cohorts), minlength=5)
     assert np.abs(counts - 400).max() < 5 * (1000 * 0.4 * 0.6) ** 0.5
@@ -513,7 +513,7 @@ def test_cohorts_are_uniform_without_replacement():
 
 @pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), NTD], ids=lambda a: type(a).__name__)
 def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
-    ours, fedavg = make_experiment(algorithm), make_experiment(FedAvg())
+    ours, fedavg = make_simulation(algorithm), make_simulation(FedAvg())
     assert ours.stages[0].partition.hash == fedavg.stages[0].partition.hash
     assert_equal(ours.initial, fedavg.initial)
     for round in (1, 2, 3):
@@ -525,7 +525,7 @@ def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
 @pytest.mark.parametrize("purpose", ["partition", "sampling", "training"])
 def test_each_seed_moves_only_its_own(purpose):
     base = {"partition": 0, "sampling": 0, "training": 0}
-    before, after = (make_experiment(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8) for s in (0, 1))
+    before, after = (make_simulation(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8) for s in (0, 1))
     moved = {"partition": before.stages[0].partition.hash != after.stages[0].partition.hash}
     a, b = ([assemble(e, e.initial_state(), round) for round in range(1, 9)] for e in (before, after))
     moved["sampling"] = [c.clients for c in a] != [c.clients for c in b]
@@ -542,9 +542,9 @@ def test_runs_leave_the_global_generator_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first = flat(play(make_experiment(NTD), 2).server["params"])
+    first = flat(play(make_simulation(NTD), 2).server["params"])
     assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(flat(play(make_experiment(NTD), 2).server["params"]), first)
+    assert torch.equal(flat(play(make_simulation(NTD), 2).server["params"]), first)
 
 
 def test_learning_rate_of_a_round():
@@ -563,23 +563,23 @@ def test_cohort_size(participation, clients, size):
 
 
 def test_evaluation_interval_skips_but_never_the_last_round():
-    experiment = make_experiment(eval_interval=2, rounds=3)
-    state, evaluated = experiment.initial_state(), []
+    simulation = make_simulation(eval_interval=2, rounds=3)
+    state, evaluated = simulation.initial_state(), []
     for _ in range(3):
-        result = play_round(experiment, state)
+        result = play_round(simulation, state)
         evaluated.append(result.evaluation is not None)
         advance(state, result)
     assert evaluated == [False, True, True]
 
 
 def test_evaluation_by_hand():
-    experiment = make_experiment()
-    module, data = fresh_module(experiment).eval(), experiment.bench.data
+    simulation = make_simulation()
+    module, data = fresh_module(simulation).eval(), simulation.bench.data
     x = ((data.x_test.double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
     with torch.no_grad():
         logits = module(x).logits
     expected = [int(((logits.argmax(1) == c) & (data.y_test == c)).sum()) for c in range(4)]
-    evaluation = experiment.bench.evaluate(experiment.initial)
+    evaluation = simulation.bench.evaluate(simulation.initial)
     assert evaluation.class_correct.tolist() == expected
     assert_equal(evaluation.loss, nn.CrossEntropyLoss()(logits, data.y_test), atol=1e-14)
 
@@ -605,9 +605,9 @@ def test_held_weights_change_nothing():
 def digits_round(*overrides):
     """Initial and trained parameters (stacked) of two clients on digits with the default CNN, whatever the machine."""
     choices = ("hardware=cpu", "hardware.engine=sequential", f"hardware.threads={torch.get_num_threads()}")
-    experiment = prepare(build(composed(*choices, "local.epochs=1", "participation=0.1", *overrides))).experiment
-    state = experiment.initial_state()
-    return experiment.initial, train(experiment.engine, experiment, state).messages["params"]
+    simulation = prepare(build(composed(*choices, "local.epochs=1", "participation=0.1", *overrides))).simulation
+    state = simulation.initial_state()
+    return simulation.initial, train(simulation.engine, simulation, state).messages["params"]
 
 
 def largest_error(actual, exact, start):
@@ -640,5 +640,5 @@ class Transposing(FedAvg):
 
 
 def test_gradients_may_have_any_strides():
-    plain, changed = (play(make_experiment(algorithm)).server["params"] for algorithm in (FedAvg(), Transposing()))
+    plain, changed = (play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), Transposing()))
     assert_equal(changed, plain, atol=1e-12)

@@ -16,7 +16,7 @@ from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import ENGINES, LOCAL, Normed, make_experiment, play
+from toy_federation import ENGINES, LOCAL, Normed, make_simulation, play
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
 every_class = pytest.mark.parametrize("name", ROWS)
@@ -39,36 +39,36 @@ def frozen(*prefixes: str) -> Frozen:
     return Frozen(channels=(3,), kernel=3, padding=1, hidden=(8,), prefixes=prefixes)
 
 
-def experiment_of(name: str, **changes: Any):
+def simulation_of(name: str, **changes: Any):
     row = ROWS[name]
     if row in CONTINUAL:
         return stream(row.make(), **changes)
-    return make_experiment(row.make(), public=row.public, **changes)
+    return make_simulation(row.make(), public=row.public, **changes)
 
 
 @every_class
 def test_frozen_parameters_are_no_part_of_a_round(name):
     """Not in what is trained, kept by the server or sent; and the model still answers with them."""
-    experiment = experiment_of(name, model=frozen("convolutions"))
-    body = {k: v.clone() for k, v in experiment.bench.net.module.named_parameters() if k.startswith("convolutions")}
+    simulation = simulation_of(name, model=frozen("convolutions"))
+    body = {k: v.clone() for k, v in simulation.bench.net.module.named_parameters() if k.startswith("convolutions")}
     assert body
-    state = play(experiment, 3)
+    state = play(simulation, 3)
     assert tree.is_finite(state.server["params"])
     assert not any(k.startswith("convolutions") for k in state.server["params"])
     assert not any(
         "convolutions" in str(path) for path, _ in torch.utils._pytree.tree_flatten_with_path(state.server)[0]
     )
-    for k, v in experiment.bench.net.module.named_parameters():
+    for k, v in simulation.bench.net.module.named_parameters():
         if k in body:
             assert torch.equal(v, body[k])
-    start, end = experiment.initial, state.server["params"]
+    start, end = simulation.initial, state.server["params"]
     assert any(not torch.equal(start[k], end[k]) for k in start)
 
 
 def test_frozen_parameters_cost_no_bytes():
-    whole, part = (make_experiment(model=model) for model in (frozen("nothing"), frozen("convolutions")))
-    results = [play_round(experiment, experiment.initial_state()) for experiment in (whole, part)]
-    sizes = [tree.num_bytes(experiment.initial) for experiment in (whole, part)]
+    whole, part = (make_simulation(model=model) for model in (frozen("nothing"), frozen("convolutions")))
+    results = [play_round(simulation, simulation.initial_state()) for simulation in (whole, part)]
+    sizes = [tree.num_bytes(simulation.initial) for simulation in (whole, part)]
     clients = len(results[0].cohort.clients)
     assert sizes[0] - sizes[1] == 8 * (3 * 1 * 3 * 3 + 3)  # float64: the weights and biases of the convolution
     for direction in ("bytes_up", "bytes_down"):
@@ -78,19 +78,19 @@ def test_frozen_parameters_cost_no_bytes():
 def test_frozen_is_training_with_their_gradient_set_to_zero():
     """The reference: a loop in plain torch with an optimizer over the others."""
     local = replace(LOCAL, epochs=1)
-    experiment = make_experiment(
+    simulation = make_simulation(
         model=frozen("convolutions"), sizes=(8,), participation=1.0, local=local, augment=False
     )
-    state = experiment.initial_state()
-    result = play_round(experiment, state)
-    module = frozen("convolutions").build(experiment.bench.data.shape, experiment.bench.data.num_classes).double()
-    values = {k: v.detach().clone() for k, v in experiment.bench.net.module.named_parameters()}
+    state = simulation.initial_state()
+    result = play_round(simulation, state)
+    module = frozen("convolutions").build(simulation.bench.data.shape, simulation.bench.data.num_classes).double()
+    values = {k: v.detach().clone() for k, v in simulation.bench.net.module.named_parameters()}
     module.load_state_dict(values | state.server["params"])
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     (schedule,) = result.cohort.schedules
     for index, length in zip(schedule.index, schedule.lengths, strict=True):
-        x, y = experiment.bench.load_train(index[:length], None)
+        x, y = simulation.bench.load_train(index[:length], None)
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(x).logits, y).backward()
         optimizer.step()
@@ -102,21 +102,21 @@ def test_frozen_is_training_with_their_gradient_set_to_zero():
 def test_engines_agree_on_frozen_parameters(name):
     states = []
     for engine in ENGINES.values():
-        experiment = replace(experiment_of(name, model=frozen("convolutions", "hidden")), engine=engine)
-        states.append(play(experiment, 3).server)
+        simulation = replace(simulation_of(name, model=frozen("convolutions", "hidden")), engine=engine)
+        states.append(play(simulation, 3).server)
     for other in states[1:]:
         assert_equal(other, states[0], atol=1e-12)
 
 
 def test_workers_of_another_device_know_what_is_frozen():
-    net = make_experiment(model=frozen("convolutions")).bench.net
+    net = make_simulation(model=frozen("convolutions")).bench.net
     copy = net.on(torch.device("cpu"))
     assert copy.trained == net.trained < {name for name, _ in net.module.named_parameters()}
 
 
 def test_all_frozen_is_refused():
     with pytest.raises(ConfigError, match=r"model: all its parameters are frozen .* nothing to train"):
-        make_experiment(model=frozen(""))
+        make_simulation(model=frozen(""))
 
 
 @every_class
@@ -124,10 +124,10 @@ def test_a_frozen_classifier_works_or_is_refused(name):
     """With one message, and only where the algorithm treats the classifier apart."""
     if ROWS[name].cls.must_train:
         with pytest.raises(ConfigError, match=rf"classifier.weight, classifier.bias frozen .*, but {name} treats"):
-            experiment_of(name, model=frozen("classifier"))
+            simulation_of(name, model=frozen("classifier"))
         return
-    experiment = experiment_of(name, model=frozen("classifier"))
-    assert tree.is_finite(play(experiment, 3).server["params"])
+    simulation = simulation_of(name, model=frozen("classifier"))
+    assert tree.is_finite(play(simulation, 3).server["params"])
 
 
 # --- batch norm
@@ -140,8 +140,8 @@ def test_batch_norm_without_two_examples_at_a_time_is_refused(sizes, batch_size)
         rf"local.batch_size={batch_size}: .*batch normalisation.* no client has one; use a larger local.batch_size"
     )
     with pytest.raises(ConfigError, match=message):
-        make_experiment(model=Normed(), sizes=sizes, local=local)
-    assert make_experiment(sizes=sizes, local=local).left_out == {}  # without batch norm
+        make_simulation(model=Normed(), sizes=sizes, local=local)
+    assert make_simulation(sizes=sizes, local=local).left_out == {}  # without batch norm
 
 
 def test_a_task_in_which_nobody_could_train_is_refused():
@@ -153,22 +153,22 @@ def test_a_task_in_which_nobody_could_train_is_refused():
 def test_clients_that_batch_norm_leaves_out_are_named(tmp_path, caplog):
     """Batches of 4: clients of 1 example never train; of 5 the last one is left over; of 3 and 8 none."""
     with caplog.at_level(logging.WARNING, logger="fedexp"):
-        experiment = make_experiment(model=Normed(), sizes=(1, 5, 1, 3, 8), participation=1.0)
+        simulation = make_simulation(model=Normed(), sizes=(1, 5, 1, 3, 8), participation=1.0)
     assert "2 of 5 clients have none and never train; each pass over the data leaves out 3 examples" in caplog.text
-    assert experiment.left_out == {"clients": 2, "examples": 3}
-    result = play_round(experiment, experiment.initial_state())
+    assert simulation.left_out == {"clients": 2, "examples": 3}
+    result = play_round(simulation, simulation.initial_state())
     assert [schedule.steps for schedule in result.cohort.schedules] == [0, 2, 0, 2, 4]
     assert sum(s.examples for s in result.cohort.schedules) == LOCAL.epochs * (5 + 1 + 1 + 3 + 8 - 3)
-    summary_of = recorder_summary(experiment, tmp_path)
+    summary_of = recorder_summary(simulation, tmp_path)
     assert summary_of["left_out"] == {"clients": 2, "examples": 3}
-    assert "left_out" not in recorder_summary(make_experiment(sizes=(4, 8)), tmp_path / "all")
+    assert "left_out" not in recorder_summary(make_simulation(sizes=(4, 8)), tmp_path / "all")
 
 
-def recorder_summary(experiment, directory):
+def recorder_summary(simulation, directory):
     from fedexp.training.recorder import Recorder
 
-    state = record(experiment, directory, resume=False)
-    recorder = Recorder(directory, experiment, [], None)
+    state = record(simulation, directory, resume=False)
+    recorder = Recorder(directory, simulation, [], None)
     try:
         return recorder.summary(state)
     finally:
@@ -177,6 +177,6 @@ def recorder_summary(experiment, directory):
 
 def test_a_left_over_example_alone_is_no_warning(caplog):
     with caplog.at_level(logging.INFO, logger="fedexp"):
-        assert make_experiment(model=Normed(), sizes=(5, 4)).left_out == {"clients": 0, "examples": 1}
+        assert make_simulation(model=Normed(), sizes=(5, 4)).left_out == {"clients": 0, "examples": 1}
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert "leaves out 1 example(s)" in caplog.text

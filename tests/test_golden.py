@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedexp.config.build import build
-from fedexp.training.experiment import Experiment
 from fedexp.training.prepare import prepare
 from fedexp.training.rounds import play_round
+from fedexp.training.simulation import Simulation
 from toy_federation import advance, composed
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,26 +39,26 @@ RUNS = {
 }
 
 
-def trajectory(experiment: Experiment) -> list[dict[str, float]]:
+def trajectory(simulation: Simulation) -> list[dict[str, float]]:
     """One row a round, from the initial model on."""
-    totals = torch.bincount(experiment.bench.data.y_test).numpy()
-    state, rows = experiment.initial_state(), []
-    evaluation, train_loss = experiment.engine.evaluate(experiment.bench, state.server), float("nan")
+    totals = torch.bincount(simulation.bench.data.y_test).numpy()
+    state, rows = simulation.initial_state(), []
+    evaluation, train_loss = simulation.engine.evaluate(simulation.bench, state.server), float("nan")
     while True:
         correct = evaluation.class_correct.numpy()
         row = {"round": state.round, "test_accuracy": correct.sum() / totals.sum(), "test_loss": float(evaluation.loss)}
         row |= {"train_loss": train_loss} | {f"class_{c}": a for c, a in enumerate(correct / totals)}
         rows.append({key: float(value) for key, value in row.items()})
-        if state.round == experiment.settings.rounds:
+        if state.round == simulation.settings.rounds:
             return rows
-        result = play_round(experiment, state)
+        result = play_round(simulation, state)
         advance(state, result)
         evaluation, train_loss = result.evaluation, result.train_loss
 
 
 def compute(name: str, *overrides: str) -> list[dict[str, float]]:
     common = [o for o in COMMON if not (o.startswith("alpha") and "partition=sharding" in RUNS[name])]
-    return trajectory(prepare(build(composed(*common, *RUNS[name], *overrides))).experiment)
+    return trajectory(prepare(build(composed(*common, *RUNS[name], *overrides))).simulation)
 
 
 def read(name: str) -> list[dict[str, float]]:

@@ -17,7 +17,7 @@ from fedexp.core.former_names import names
 from fedexp.rundir import format_1, origin
 from fedexp.rundir.fingerprint import data_marks, essential, fingerprint, former_hash, group_name, short_hash
 from fedexp.training.resuming import check_resume
-from toy_federation import CONF, composed, make_experiment
+from toy_federation import CONF, composed, make_simulation
 
 FORMER = Path(__file__).parent / "format_1" / "digits_lda_fedntd_seed0_4028ef48"  # a job of the code before format 2
 
@@ -201,7 +201,7 @@ def write(directory, values, data=None):
 
 
 def test_what_may_differ_on_resume(tmp_path):
-    data = make_experiment().bench.data
+    data = make_simulation().bench.data
     photos = tree(tmp_path / "photos")
     noted = write(tmp_path / "noted", folder(photos), data)
     former = write(tmp_path / "former", folder(photos))
@@ -221,7 +221,7 @@ def test_what_may_differ_on_resume(tmp_path):
 
 def test_what_a_directory_notes(tmp_path):
     """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see toy_federation.Noise."""
-    data, values = make_experiment().bench.data, container()
+    data, values = make_simulation().bench.data, container()
     origin.note(tmp_path, values, data)
     found = json.loads((tmp_path / "fingerprint.json").read_text())
     assert (found["fingerprint"], found["marks"], found["directory"]) == (fingerprint(values), {}, str(Path.cwd()))

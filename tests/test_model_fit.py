@@ -12,7 +12,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.tasks import ClassIncremental
 from fedexp.models import Model, Output
 from fedexp.training.model_fit import making
-from toy_federation import make_experiment
+from toy_federation import make_simulation
 
 
 class Colours(nn.Module):
@@ -50,18 +50,18 @@ class Weighted(Fixed):
 def test_a_model_for_other_channels_is_refused_with_both_shapes():
     said = r"model: its network cannot read images of 1 x 6 x 6 \(channels x height x width\): .*expected input"
     with pytest.raises(ConfigError, match=said):
-        make_experiment(model=Fixed(channels=5))
+        make_simulation(model=Fixed(channels=5))
 
 
 def test_a_model_for_fewer_classes_is_refused():
     with pytest.raises(ConfigError, match=r"its logits have the shape \[2, 1\]; must be \[2, "):
-        make_experiment(model=Fixed(channels=1, classes=1))
+        make_simulation(model=Fixed(channels=1, classes=1))
 
 
 def test_a_file_of_weights_that_is_not_there_is_bad_input(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model: nowhere\.pt: cannot be read by Weighted \(No such file"):
-        make_experiment(model=Weighted(channels=1))
+        make_simulation(model=Weighted(channels=1))
 
 
 def test_other_errors_of_a_model_are_not_hidden():
@@ -79,5 +79,5 @@ def test_heads_of_tasks_are_the_algorithms_own():
         split=None,
         evaluate_on="test",
     )
-    experiment = make_experiment(FedMultiHead(), scenario=tasks, sizes=(2, 3))
-    assert experiment.stages[0].federation.tasks == ((0,), (1,))
+    simulation = make_simulation(FedMultiHead(), scenario=tasks, sizes=(2, 3))
+    assert simulation.stages[0].federation.tasks == ((0,), (1,))

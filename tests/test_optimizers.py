@@ -22,7 +22,7 @@ from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, Stopping, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import ENGINES, LOCAL, advance, assemble, composed, make_experiment, play
+from toy_federation import ENGINES, LOCAL, advance, assemble, composed, make_simulation, play
 
 TORCH = {
     "sgd": lambda p, c: torch.optim.SGD(p, c.lr, momentum=c.momentum, weight_decay=c.weight_decay),
@@ -74,7 +74,7 @@ def test_step_is_torch_s(name):
 def test_engines_agree_on_every_optimizer(name):
     """Stacked, in processes and one after the other; two rounds, since what is remembered is fresh in each."""
     states = [
-        play(replace(make_experiment(local=local_of(name)), engine=engine), 2).server["params"]
+        play(replace(make_simulation(local=local_of(name)), engine=engine), 2).server["params"]
         for engine in ENGINES.values()
     ]
     for other in states[1:]:
@@ -85,17 +85,17 @@ def test_engines_agree_on_every_optimizer(name):
 def test_rounds_are_torch_s(name):
     """One client alone: its rounds are torch.optim's, fresh in each round."""
     local = local_of(name)
-    experiment = make_experiment(local=local, sizes=(10,), participation=1.0)
-    state = experiment.initial_state()
+    simulation = make_simulation(local=local, sizes=(10,), participation=1.0)
+    state = simulation.initial_state()
     for number in (1, 2):
-        (schedule,) = assemble(experiment, state, number).schedules
+        (schedule,) = assemble(simulation, state, number).schedules
         w = {k: v.clone().requires_grad_() for k, v in state.server["params"].items()}
         optimizer = TORCH[name](list(w.values()), replace(local, lr=local.lr_at(number)))
-        for batch in ScheduledData(experiment.bench, schedule).batches():
+        for batch in ScheduledData(simulation.bench, schedule).batches():
             optimizer.zero_grad()
-            F.cross_entropy(experiment.bench.net(w, batch.x).logits, batch.y).backward()
+            F.cross_entropy(simulation.bench.net(w, batch.x).logits, batch.y).backward()
             optimizer.step()
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
         assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
@@ -133,10 +133,10 @@ def test_schedules_are_torch_s(changes, make, warmup):
 
 
 def test_a_schedule_begins_anew_with_every_task():
-    experiment = stream(FedAvg(), local=replace(LOCAL, schedule="cosine", warmup=1), rounds=3)
-    per_task = experiment.rounds_per_task
-    first = [experiment.lr_at(number) for number in range(1, per_task + 1)]
-    second = [experiment.lr_at(number) for number in range(per_task + 1, 2 * per_task + 1)]
+    simulation = stream(FedAvg(), local=replace(LOCAL, schedule="cosine", warmup=1), rounds=3)
+    per_task = simulation.rounds_per_task
+    first = [simulation.lr_at(number) for number in range(1, per_task + 1)]
+    second = [simulation.lr_at(number) for number in range(per_task + 1, 2 * per_task + 1)]
     assert first == second
     assert first[0] == LOCAL.lr / 2
     assert first[1] == LOCAL.lr
@@ -160,7 +160,7 @@ def test_bad_local_options(changes, message):
 
 def test_a_warm_up_of_all_rounds_is_refused():
     with pytest.raises(ConfigError, match=r"local.warmup=3: must be less than the 3 rounds"):
-        make_experiment(local=replace(LOCAL, warmup=3))
+        make_simulation(local=replace(LOCAL, warmup=3))
 
 
 # --- server optimizers
@@ -193,22 +193,22 @@ def test_server_steps_by_hand():
     )["params"]["x"].item() == 1 + 0.5 * (0.5 * 4 + 2)
 
 
-def with_server(experiment, **options):
-    return replace(experiment, server_optimizer=ServerOptimizer(**options))
+def with_server(simulation, **options):
+    return replace(simulation, server_optimizer=ServerOptimizer(**options))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_fedavg_is_sgd_with_lr_1_to_the_bit(engine):
-    experiment = replace(make_experiment(), engine=ENGINES[engine])
-    plain, stepped = (play(each).server["params"] for each in (experiment, with_server(experiment, optimizer="sgd")))
+    simulation = replace(make_simulation(), engine=ENGINES[engine])
+    plain, stepped = (play(each).server["params"] for each in (simulation, with_server(simulation, optimizer="sgd")))
     for name, value in plain.items():
         assert torch.equal(stepped[name], value), name
 
 
 def test_sgd_with_momentum_is_fedavgm():
     beta = 0.7
-    theirs = play(make_experiment(FedAvgM(beta=beta))).server["params"]
-    ours = play(with_server(make_experiment(), optimizer="sgd", momentum=beta)).server["params"]
+    theirs = play(make_simulation(FedAvgM(beta=beta))).server["params"]
+    ours = play(with_server(make_simulation(), optimizer="sgd", momentum=beta)).server["params"]
     assert_equal(ours, theirs, atol=1e-12)
 
 
@@ -217,10 +217,10 @@ def test_sgd_with_momentum_is_fedavgm():
 def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
     """Rounds of the algorithm alone from the loop's models; the loop itself is Algorithm 2 over one flat vector."""
     beta1 = {"adagrad": 0.0}.get(name, 0.9)
-    experiment, plain = with_server(make_experiment(algorithm), optimizer=name), make_experiment(algorithm)
-    state, theirs = experiment.initial_state(), plain.initial_state()
-    names = list(experiment.initial)
-    x = torch.cat([experiment.initial[k].flatten() for k in names])
+    simulation, plain = with_server(make_simulation(algorithm), optimizer=name), make_simulation(algorithm)
+    state, theirs = simulation.initial_state(), plain.initial_state()
+    names = list(simulation.initial)
+    x = torch.cat([simulation.initial[k].flatten() for k in names])
     m, v = torch.zeros_like(x), torch.full_like(x, 1e-6)
     for _ in range(3):
         advance(theirs, play_round(plain, theirs))
@@ -232,11 +232,11 @@ def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
             "yogi": v - 0.01 * delta**2 * torch.sign(v - delta**2),
         }[name]
         x = x + 0.1 * m / (v.sqrt() + 1e-3)
-        parts = x.split([experiment.initial[k].numel() for k in names])
+        parts = x.split([simulation.initial[k].numel() for k in names])
         theirs.server = theirs.server | {
-            "params": {k: part.view_as(experiment.initial[k]) for k, part in zip(names, parts, strict=True)}
+            "params": {k: part.view_as(simulation.initial[k]) for k, part in zip(names, parts, strict=True)}
         }
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
         assert_equal(state.server["params"], theirs.server["params"], atol=1e-12)
 
 
@@ -249,7 +249,7 @@ def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
 
     row = ROWS[name]
     algorithm = row.make()
-    experiment = stream(algorithm) if row in CONTINUAL else make_experiment(algorithm, public=row.public)
+    simulation = stream(algorithm) if row in CONTINUAL else make_simulation(algorithm, public=row.public)
 
     class Built:
         server = ServerOptimizer(optimizer="adam", lr=0.01)
@@ -260,16 +260,16 @@ def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
             check_server(Built)
         return
     check_server(Built)
-    state = play(replace(experiment, server_optimizer=Built.server), 4)
+    state = play(replace(simulation, server_optimizer=Built.server), 4)
     assert all(bool(value.isfinite().all()) for value in state.server["params"].values())
-    same = play(replace(experiment, server_optimizer=ServerOptimizer(optimizer="sgd")), 4).server["params"]
-    assert_equal(same, play(experiment, 4).server["params"], atol=0)
+    same = play(replace(simulation, server_optimizer=ServerOptimizer(optimizer="sgd")), 4).server["params"]
+    assert_equal(same, play(simulation, 4).server["params"], atol=0)
     assert STATE in state.server
     assert not any(torch.equal(same[k], v) for k, v in state.server["params"].items() if v.is_floating_point())
 
 
 def test_a_server_optimizer_costs_no_bytes():
-    plain = make_experiment()
+    plain = make_simulation()
     for each in (plain, with_server(plain, optimizer="yogi")):
         result = play_round(each, each.initial_state())
         size = len(result.cohort.clients) * tree.num_bytes(plain.initial)
@@ -277,12 +277,12 @@ def test_a_server_optimizer_costs_no_bytes():
 
 
 def test_resume_goes_on_with_what_the_server_remembers(tmp_path):
-    experiment = with_server(make_experiment(rounds=5), optimizer="adam")
-    whole = record(experiment, tmp_path / "whole", resume=False)
-    stopping = Stopping(experiment.engine, LOCAL.lr_at(3), KeyboardInterrupt)
+    simulation = with_server(make_simulation(rounds=5), optimizer="adam")
+    whole = record(simulation, tmp_path / "whole", resume=False)
+    stopping = Stopping(simulation.engine, LOCAL.lr_at(3), KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        record(replace(experiment, engine=stopping), tmp_path / "parts", resume=False)
-    resumed = record(experiment, tmp_path / "parts", resume=True)
+        record(replace(simulation, engine=stopping), tmp_path / "parts", resume=False)
+    resumed = record(simulation, tmp_path / "parts", resume=True)
     assert resumed.round == 5
     assert_equal(resumed.server, whole.server, atol=0)
 

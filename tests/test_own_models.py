@@ -18,7 +18,7 @@ from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Timm, Torchvis
 from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import ENGINES, make_experiment, play
+from toy_federation import ENGINES, make_simulation, play
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}
 FEATURES = (
@@ -57,11 +57,11 @@ class Fast(Own):
     vectorises: ClassVar[bool] = True
 
 
-def experiment_of(name: str, model: OwnModel, **changes: Any):
+def simulation_of(name: str, model: OwnModel, **changes: Any):
     row = ROWS[name]
     if row in CONTINUAL:
         return stream(row.make(), model=model, **changes)
-    return make_experiment(row.make(), public=row.public, model=model, **changes)
+    return make_simulation(row.make(), public=row.public, model=model, **changes)
 
 
 def test_the_head_is_taken_out_and_nothing_else_changes():
@@ -85,19 +85,19 @@ def test_the_head_is_taken_out_and_nothing_else_changes():
 def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(name):
     if name == "FedAlign":
         with pytest.raises(ConfigError, match="no last stage"):
-            experiment_of(name, Own(head="fc"))
+            simulation_of(name, Own(head="fc"))
         return
-    assert tree.is_finite(play(experiment_of(name, Own(head="fc")), 3).server["params"])
+    assert tree.is_finite(play(simulation_of(name, Own(head="fc")), 3).server["params"])
     if name in FEATURES:
         with pytest.raises(ConfigError, match=rf"model: {name} needs .*head: fc .*linear layers: inner, fc"):
-            experiment_of(name, Own())
+            simulation_of(name, Own())
     else:
-        assert tree.is_finite(play(experiment_of(name, Own()), 3).server["params"])
+        assert tree.is_finite(play(simulation_of(name, Own()), 3).server["params"])
 
 
 @pytest.mark.parametrize("head", ["fc", None])
 def test_engines_agree_on_an_own_network(head):
-    states = [play(replace(experiment_of("FedNTD", Fast(head=head)), engine=engine), 2) for engine in ENGINES.values()]
+    states = [play(replace(simulation_of("FedNTD", Fast(head=head)), engine=engine), 2) for engine in ENGINES.values()]
     for other in states[1:]:
         assert_equal(other.server, states[0].server, atol=1e-12)
 
@@ -106,12 +106,12 @@ def test_dropout_is_the_clients_own():
     """The same in one process and in two, whatever has been drawn before; and another in every round."""
     torch.manual_seed(1)
     model = Own(head="fc", dropout=0.5)
-    first = play(experiment_of("FedAvg", model), 2)
+    first = play(simulation_of("FedAvg", model), 2)
     torch.manual_seed(2)
     torch.rand(7)
-    other = play(replace(experiment_of("FedAvg", model), engine=ENGINES["workers"]), 2)
+    other = play(replace(simulation_of("FedAvg", model), engine=ENGINES["workers"]), 2)
     assert_equal(other.server, first.server, atol=1e-12)
-    without = play(experiment_of("FedAvg", Own(head="fc")), 2)
+    without = play(simulation_of("FedAvg", Own(head="fc")), 2)
     assert not torch.equal(without.server["params"]["classifier.weight"], first.server["params"]["classifier.weight"])
 
 
@@ -152,22 +152,22 @@ class Of(OwnModel):
 )
 def test_what_cannot_work_is_said_at_the_start(model, message):
     with pytest.raises(ConfigError, match=message) as error:
-        make_experiment(model=model)
+        make_simulation(model=model)
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_frozen_parts_and_the_backbone():
-    experiment = make_experiment(model=Own(head="fc", freeze=("stem", "inner.bias")))
-    assert set(experiment.initial) == {"backbone.inner.weight", "classifier.weight", "classifier.bias"}
-    experiment = make_experiment(model=Own(head="fc", freeze=("backbone",)))
-    assert set(experiment.initial) == {"classifier.weight", "classifier.bias"}
-    assert set(play(experiment, 1).server["params"]) == {"classifier.weight", "classifier.bias"}
+    simulation = make_simulation(model=Own(head="fc", freeze=("stem", "inner.bias")))
+    assert set(simulation.initial) == {"backbone.inner.weight", "classifier.weight", "classifier.bias"}
+    simulation = make_simulation(model=Own(head="fc", freeze=("backbone",)))
+    assert set(simulation.initial) == {"classifier.weight", "classifier.bias"}
+    assert set(play(simulation, 1).server["params"]) == {"classifier.weight", "classifier.bias"}
 
 
 def test_batch_norm_is_looked_up():
-    assert not make_experiment(model=Own(head="fc")).mixes_examples
+    assert not make_simulation(model=Own(head="fc")).mixes_examples
     normed = Of(make=lambda shape, c: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, c)), head="2")
-    assert make_experiment(model=normed, sizes=(4, 8)).mixes_examples
+    assert make_simulation(model=normed, sizes=(4, 8)).mixes_examples
 
 
 # --- torchvision
@@ -224,9 +224,9 @@ def test_grey_images_are_repeated_and_resized():
 def test_networks_of_torchvision_train_on_grey_images(name):
     """SqueezeNet has no linear last layer: its features are not known, its logits are."""
     model = torchvision(name=name, image_size=64 if name == "squeezenet1_1" else None)
-    experiment = make_experiment(model=model, sizes=(4, 5))
-    assert isinstance(experiment.bench.net.module, LogitsOnly if name == "squeezenet1_1" else Headed)
-    assert tree.is_finite(play(experiment, 1).server["params"])
+    simulation = make_simulation(model=model, sizes=(4, 5))
+    assert isinstance(simulation.bench.net.module, LogitsOnly if name == "squeezenet1_1" else Headed)
+    assert tree.is_finite(play(simulation, 1).server["params"])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_networks_of_torchvision_train_on_grey_images(name):
 )
 def test_bad_options_of_torchvision(changes, message):
     with pytest.raises(ConfigError, match=message):
-        make_experiment(model=torchvision(**changes))
+        make_simulation(model=torchvision(**changes))
 
 
 def test_a_file_of_another_network_is_refused(weights):
@@ -280,17 +280,17 @@ def vit(**changes: Any) -> Timm:
 def test_timm_that_is_not_installed_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     with pytest.raises(ConfigError, match=r"^model=timm: needs the package timm: pip install 'fedexp\[timm\]'$"):
-        make_experiment(model=vit())
+        make_simulation(model=vit())
 
 
 def test_a_vision_transformer_of_timm_trains_frozen_or_whole():
     pytest.importorskip("timm")
-    whole = make_experiment(model=vit(), sizes=(4, 5))
+    whole = make_simulation(model=vit(), sizes=(4, 5))
     assert isinstance(whole.bench.net.module, Headed)
     assert whole.bench.net.module.backbone.patch_embed.img_size == (32, 32)
     state = play(whole, 1)
     assert tree.is_finite(state.server["params"])
-    part = make_experiment(ROWS["Moon"].make(), model=vit(freeze=("backbone",)), sizes=(4, 5))
+    part = make_simulation(ROWS["Moon"].make(), model=vit(freeze=("backbone",)), sizes=(4, 5))
     assert not any("backbone" in name for name in part.initial)
     assert tree.is_finite(play(part, 1).server["params"])
 

@@ -25,7 +25,7 @@ from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.personal import ModelTest, evaluate_personal, has_personal_models, shares_body
 from fedexp.training.rounds import evaluate
 from test_views import full_run, measured
-from toy_federation import Normed, composed, make_experiment, play
+from toy_federation import Normed, composed, make_simulation, play
 
 BOTH = ["global", "personal"]
 PERSONAL = {
@@ -37,20 +37,20 @@ PERSONAL = {
 NAMES = [f"{name}{end}" for name in ("accuracy", "forgetting") for end in ("", "_std", "_worst")]
 
 
-def answers(experiment, model):
+def answers(simulation, model):
     """(labels, answers) of a model on the test set, image after image, in eval mode."""
-    data = experiment.bench.data
+    data = simulation.bench.data
     found = []
     for i in range(len(data.y_test)):
-        x, _ = experiment.bench.load_test(torch.tensor([i]))
-        found.append(int(experiment.bench.net(model, x).logits.argmax()))
+        x, _ = simulation.bench.load_test(torch.tensor([i]))
+        found.append(int(simulation.bench.net(model, x).logits.argmax()))
     return data.y_test.numpy(), np.array(found)
 
 
-def slow_accuracy(experiment, model, counts):
+def slow_accuracy(simulation, model, counts):
     """Accuracy on a test set in which every image stands as often as the client has training examples of its class;
     the toy's test set has as many of each class."""
-    labels, found = answers(experiment, model)
+    labels, found = answers(simulation, model)
     rows = np.concatenate([np.repeat(i, counts[label]) for i, label in enumerate(labels)])
     return float((labels[rows] == found[rows]).mean())
 
@@ -59,12 +59,12 @@ def slow_accuracy(experiment, model, counts):
 
 
 def test_the_weighted_mean_is_the_accuracy_on_the_client_s_distribution():
-    experiment = make_experiment(participation=1.0)
-    state = play(experiment, 2)
-    counts = experiment.stages[0].partition.counts
-    labels, found = answers(experiment, state.server["params"])
+    simulation = make_simulation(participation=1.0)
+    state = play(simulation, 2)
+    counts = simulation.stages[0].partition.counts
+    labels, found = answers(simulation, state.server["params"])
     classes = np.array([(found[labels == c] == c).mean() for c in range(4)])
-    slow = [slow_accuracy(experiment, state.server["params"], row) for row in counts]
+    slow = [slow_accuracy(simulation, state.server["params"], row) for row in counts]
     assert personal_accuracy(classes, counts) == pytest.approx(slow, abs=1e-12)
     # The same with a weight p_kc / (test examples of class c) for each image instead of copies.
     weights = (counts / counts.sum(1, keepdims=True))[:, labels] / np.bincount(labels)[labels]
@@ -74,9 +74,9 @@ def test_the_weighted_mean_is_the_accuracy_on_the_client_s_distribution():
 
 def test_drawing_from_the_test_set_comes_to_the_same_in_the_mean():
     """Clients' test sets drawn by their label distributions: 200,000 draws, standard error below 0.0012."""
-    experiment = make_experiment(participation=1.0)
-    params, counts = play(experiment, 2).server["params"], experiment.stages[0].partition.counts
-    labels, found = answers(experiment, params)
+    simulation = make_simulation(participation=1.0)
+    params, counts = play(simulation, 2).server["params"], simulation.stages[0].partition.counts
+    labels, found = answers(simulation, params)
     classes = np.array([(found[labels == c] == c).mean() for c in range(4)])
     rng = np.random.default_rng(0)
     for row, exact in zip(counts, personal_accuracy(classes, counts), strict=True):
@@ -139,7 +139,7 @@ def test_a_class_that_the_test_set_lacks_is_left_out():
 # --- the models
 
 
-def own_model(name, experiment, state, client):
+def own_model(name, simulation, state, client):
     """A client's own model after some rounds, written out; None where it has none."""
     params, kept = state.server["params"], state.clients.get(client)
     if name == "fedpac":
@@ -157,14 +157,14 @@ def own_model(name, experiment, state, client):
 @pytest.mark.parametrize("name", PERSONAL)
 def test_every_client_s_own_model_is_tested(name):
     """Two rounds of four of five clients; each client's accuracy against its own test set, image after image."""
-    experiment = make_experiment(PERSONAL[name], participation=0.4, evaluate=BOTH)
-    state = play(experiment, 2)
-    counts = experiment.stages[0].partition.counts
-    found = evaluate_personal(experiment, state.server, state.clients, 2, evaluate(experiment, state.server, 2))
-    models = [own_model(name, experiment, state, client) for client in range(5)]
+    simulation = make_simulation(PERSONAL[name], participation=0.4, evaluate=BOTH)
+    state = play(simulation, 2)
+    counts = simulation.stages[0].partition.counts
+    found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
+    models = [own_model(name, simulation, state, client) for client in range(5)]
     assert name == "fedpac" or 0 < sum(model is None for model in models) < 5
     slow = [
-        slow_accuracy(experiment, model or state.server["params"], row)
+        slow_accuracy(simulation, model or state.server["params"], row)
         for model, row in zip(models, counts, strict=True)
     ]
     assert personal_accuracy(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
@@ -173,22 +173,22 @@ def test_every_client_s_own_model_is_tested(name):
 
 def test_fedrod_s_own_model_adds_its_two_classifiers():
     """The paper's h(x) = generic + personal logits, from the outputs of the two."""
-    experiment = make_experiment(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
-    state = play(experiment, 2)
-    x, _ = experiment.bench.load_test(torch.arange(20))
-    out = experiment.bench.net(state.server["params"], x)
+    simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
+    state = play(simulation, 2)
+    x, _ = simulation.bench.load_test(torch.arange(20))
+    out = simulation.bench.net(state.server["params"], x)
     kept = state.clients[3]
     wanted = out.logits + out.features @ kept[heads.WEIGHT].T + kept[heads.BIAS]
-    model = experiment.algorithm.personal_model(state.server, 3, kept, experiment.stages[0].federation)
-    torch.testing.assert_close(experiment.bench.net(model, x).logits, wanted, rtol=0, atol=1e-12)
+    model = simulation.algorithm.personal_model(state.server, 3, kept, simulation.stages[0].federation)
+    torch.testing.assert_close(simulation.bench.net(model, x).logits, wanted, rtol=0, atol=1e-12)
     assert float((wanted - out.logits).abs().max()) > 1e-3
 
 
 def test_features_that_are_shared_give_the_same_answers():
-    experiment = make_experiment(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
-    state = play(experiment, 2)
-    test = ModelTest(experiment.bench, state.server, None)
-    model = own_model("fedrod", experiment, state, 3)
+    simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
+    state = play(simulation, 2)
+    test = ModelTest(simulation.bench, state.server, None)
+    model = own_model("fedrod", simulation, state, 3)
     apart = {name: value.clone() for name, value in model.items()}
     assert shares_body(model, state.server["params"])
     assert not shares_body(apart, state.server["params"])
@@ -198,13 +198,13 @@ def test_features_that_are_shared_give_the_same_answers():
 
 def test_a_model_with_running_statistics_is_tested_with_its_own():
     """FedFOMO keeps those of each client: with batch norm the answers differ from those under the server's."""
-    experiment = make_experiment(PERSONAL["fedfomo"], model=Normed(), participation=1.0, evaluate=BOTH)
-    state = play(experiment, 2)
+    simulation = make_simulation(PERSONAL["fedfomo"], model=Normed(), participation=1.0, evaluate=BOTH)
+    state = play(simulation, 2)
     own = state.clients[3]["params"]
     assert "norm.running_mean" in own
-    counts = experiment.stages[0].partition.counts
-    found = evaluate_personal(experiment, state.server, state.clients, 2, evaluate(experiment, state.server, 2))
-    assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(slow_accuracy(experiment, own, counts[3]))
+    counts = simulation.stages[0].partition.counts
+    found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
+    assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(slow_accuracy(simulation, own, counts[3]))
 
 
 def test_which_algorithms_have_personal_models():
@@ -217,14 +217,14 @@ def test_which_algorithms_have_personal_models():
 
 def test_a_run_without_it_has_the_same_numbers(tmp_path):
     """Columns are added, none is changed; of FedAvg they follow from class accuracies and partition."""
-    one, one_summary = full_run(make_experiment(), tmp_path / "one")
-    experiment = make_experiment(evaluate=BOTH)
-    two, two_summary = full_run(experiment, tmp_path / "two")
+    one, one_summary = full_run(make_simulation(), tmp_path / "one")
+    simulation = make_simulation(evaluate=BOTH)
+    two, two_summary = full_run(simulation, tmp_path / "two")
     assert [{name: row[name] for name in one[0]} for row in two] == one
     assert [name for name in two[0] if name not in one[0]] == [f"personal_{name}" for name in NAMES]
     assert measured(one_summary).items() <= measured(two_summary).items()
-    state = play(experiment, 3)
-    slow = [slow_accuracy(experiment, state.server["params"], row) for row in experiment.stages[0].partition.counts]
+    state = play(simulation, 3)
+    slow = [slow_accuracy(simulation, state.server["params"], row) for row in simulation.stages[0].partition.counts]
     assert float(two[3]["personal_accuracy"]) == pytest.approx(np.mean(slow), abs=1e-12)
     assert float(two[3]["personal_accuracy_std"]) == pytest.approx(np.std(slow), abs=1e-12)
     assert float(two[3]["personal_accuracy_worst"]) == min(slow) == two_summary["personal_accuracy_worst"]
@@ -232,15 +232,15 @@ def test_a_run_without_it_has_the_same_numbers(tmp_path):
 
 
 def test_local_models_where_they_are_evaluated(tmp_path):
-    experiment = make_experiment(evaluate=BOTH, forgetting_metric=RoundDrop(local=True), participation=1.0)
-    rows, _ = full_run(experiment, tmp_path)
+    simulation = make_simulation(evaluate=BOTH, forgetting_metric=RoundDrop(local=True), participation=1.0)
+    rows, _ = full_run(simulation, tmp_path)
     assert [name for name in rows[0] if "personal_local" in name] == [f"personal_local_{name}" for name in NAMES]
-    state = play(experiment, 2)
+    state = play(simulation, 2)
     from fedexp.training.rounds import play_round
 
-    found = play_round(experiment, state)
+    found = play_round(simulation, state)
     local = found.local_class_correct["plain"].numpy() / 5
-    counts = experiment.stages[0].partition.counts
+    counts = simulation.stages[0].partition.counts
     shares = (local * counts).sum(1) / counts.sum(1)
     assert float(rows[3]["personal_local_accuracy"]) == pytest.approx(shares.mean(), abs=1e-12)
     assert rows[1]["personal_local_forgetting"] == ""
@@ -250,7 +250,7 @@ def test_local_models_where_they_are_evaluated(tmp_path):
 @pytest.mark.parametrize("views", [["plain"], ["plain", "augmented"]])
 def test_a_run_goes_on_as_if_it_had_never_stopped(views, tmp_path):
     def make(subjects=BOTH):
-        return make_experiment(PERSONAL["fedrod"], rounds=4, evaluate=subjects, test_views=views)
+        return make_simulation(PERSONAL["fedrod"], rounds=4, evaluate=subjects, test_views=views)
 
     whole, summary = full_run(make(), tmp_path / "whole")
     full_run(make(), tmp_path / "parts", rounds=2)
@@ -268,12 +268,12 @@ def test_a_stream_of_tasks_weights_all_tasks_so_far(tmp_path):
     """Two tasks of two classes: in the first only its classes count, in the second those of both."""
     tasks = ClassIncremental(rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None,
                              evaluate_on="test")  # fmt: skip
-    experiment = make_experiment(scenario=tasks, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH)
-    rows, _ = full_run(experiment, tmp_path)
-    first, second = (stage.partition.counts for stage in experiment.stages)
+    simulation = make_simulation(scenario=tasks, sizes=(3, 4, 5), rounds=2, participation=1.0, evaluate=BOTH)
+    rows, _ = full_run(simulation, tmp_path)
+    first, second = (stage.partition.counts for stage in simulation.stages)
     for number, counts in ((2, first), (4, first + second)):
-        params = play(experiment, number).server["params"]
-        slow = [slow_accuracy(experiment, params, row) for row in counts]
+        params = play(simulation, number).server["params"]
+        slow = [slow_accuracy(simulation, params, row) for row in counts]
         assert float(rows[number]["personal_accuracy"]) == pytest.approx(np.mean(slow), abs=1e-12)
     assert not first[:, 2:].any()
     assert second[:, 2:].any()

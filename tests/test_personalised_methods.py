@@ -17,24 +17,24 @@ from fedexp.core import tree
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.sequential import load_start
-from toy_federation import LOCAL, Normed, assemble, broadcast, flat, make_experiment, play
+from toy_federation import LOCAL, Normed, assemble, broadcast, flat, make_simulation, play
 
 
 def assert_close(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-def context(experiment, rounds, position):
+def context(simulation, rounds, position):
     """(context of one client in the round after `rounds`, its data, its number)."""
-    state = play(experiment, rounds)
-    cohort = assemble(experiment, state, rounds + 1)
-    data = ScheduledData(experiment.bench, cohort.schedules[position])
+    state = play(simulation, rounds)
+    cohort = assemble(simulation, state, rounds + 1)
+    data = ScheduledData(simulation.bench, cohort.schedules[position])
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
     steps = torch.tensor(float(data.steps), dtype=torch.float64)
-    sent, lr = broadcast(experiment, state), experiment.bench.local.lr_at(rounds + 1)
+    sent, lr = broadcast(simulation, state), simulation.bench.local.lr_at(rounds + 1)
     ctx = Context(sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL)
     client = cohort.clients[position]
-    return replace(ctx, setup=experiment.algorithm.client_setup(experiment.bench.net, data, ctx)), data, client, state
+    return replace(ctx, setup=simulation.algorithm.client_setup(simulation.bench.net, data, ctx)), data, client, state
 
 
 # --- FedALA
@@ -45,22 +45,22 @@ def ala(**changes):
 
 
 def test_fedala_is_off_before_a_client_has_trained():
-    experiment = make_experiment(ala())
-    ctx, data, _, _ = context(experiment, 0, 0)
-    assert_close(experiment.algorithm.initial_params(experiment.bench.net, data, ctx), ctx.server["params"], 0.0)
+    simulation = make_simulation(ala())
+    ctx, data, _, _ = context(simulation, 0, 0)
+    assert_close(simulation.algorithm.initial_params(simulation.bench.net, data, ctx), ctx.server["params"], 0.0)
     assert all((w == 1).all() for w in ctx.setup["W"].values())
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_fedala_learns_its_weights_by_projected_descent(times):
     """The second time a client takes part: `max_passes` passes; later: one."""
-    experiment = make_experiment(ala(eta=0.5), participation=1.0)
-    ctx, data, client, _ = context(experiment, times, 3)
+    simulation = make_simulation(ala(eta=0.5), participation=1.0)
+    ctx, data, client, _ = context(simulation, times, 3)
     assert ctx.client["rounds"] == times
     numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
-    assert len(numbers) == int(0.8 * len(experiment.stages[0].federation.parts[client]))
+    assert len(numbers) == int(0.8 * len(simulation.stages[0].federation.parts[client]))
     x, y = data.take(numbers)
-    features = experiment.bench.net(ctx.server["params"], x).features
+    features = simulation.bench.net(ctx.server["params"], x).features
     old, new, W = ctx.client["head"], heads.head(ctx.server["params"]), ctx.client["W"]
     for _ in range(3 if times == 1 else 1):
         for start in range(0, len(y), LOCAL.batch_size):
@@ -70,7 +70,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
             W = {k: (W[k] - 0.5 * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
     assert_close(ctx.setup["W"], W)
     assert (flat(W) < 1).any()
-    begun = experiment.algorithm.initial_params(experiment.bench.net, data, ctx)
+    begun = simulation.algorithm.initial_params(simulation.bench.net, data, ctx)
     assert_close(heads.head(begun), {k: old[k] + (new[k] - old[k]) * W[k] for k in W})
     assert_close({k: v for k, v in begun.items() if k not in heads.HEAD},
                  {k: v for k, v in ctx.server["params"].items() if k not in heads.HEAD}, 0.0)  # fmt: skip
@@ -80,8 +80,8 @@ def test_fedala_s_first_search_ends_when_losses_are_steady():
     """Any standard deviation is below 1000, so the search ends as soon as it looks: after 11 passes."""
     weights = []
     for passes, threshold in ((11, 0.0), (30, 1000.0), (30, 0.0)):
-        experiment = make_experiment(ala(max_passes=passes, threshold=threshold), participation=1.0)
-        weights.append(flat(context(experiment, 1, 3)[0].setup["W"]))
+        simulation = make_simulation(ala(max_passes=passes, threshold=threshold), participation=1.0)
+        weights.append(flat(context(simulation, 1, 3)[0].setup["W"]))
     assert_close(weights[0], weights[1], 0.0)
     assert (weights[0] - weights[2]).abs().max() > 0
 
@@ -90,10 +90,10 @@ def test_fedala_s_first_search_ends_when_losses_are_steady():
 
 
 def test_fedrod_s_two_losses():
-    experiment = make_experiment(FedRoD(gamma=0.5))
-    ctx, data, client, _ = context(experiment, 1, -1)
-    net, counts = experiment.bench.net, experiment.stages[0].federation.counts[client]
-    params = experiment.algorithm.initial_params(net, data, ctx)
+    simulation = make_simulation(FedRoD(gamma=0.5))
+    ctx, data, client, _ = context(simulation, 1, -1)
+    net, counts = simulation.bench.net, simulation.stages[0].federation.counts[client]
+    params = simulation.algorithm.initial_params(net, data, ctx)
     params = {k: v + 0.1 if k.startswith(PERSONAL) else v for k, v in params.items()}
     batch = next(data.batches())
     out = net(params, batch.x)
@@ -102,18 +102,18 @@ def test_fedrod_s_two_losses():
         weights = torch.from_numpy(counts).double() ** 0.5 * out.logits[i].exp()
         personal = out.logits[i] + out.features[i] @ params[PERSONAL + heads.WEIGHT].T + params[PERSONAL + heads.BIAS]
         losses.append(-(weights[y] / weights.sum()).log() - personal.softmax(0)[y].log())
-    assert_close(experiment.algorithm.example_loss(net, params, batch, ctx), torch.stack(losses), 1e-10)
+    assert_close(simulation.algorithm.example_loss(net, params, batch, ctx), torch.stack(losses), 1e-10)
 
 
 def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
-    experiment = make_experiment(FedRoD(gamma=1.0))
-    ctx, data, _, _ = context(experiment, 1, -1)
-    net, batch = experiment.bench.net, next(data.batches())
-    params = experiment.algorithm.initial_params(net, data, ctx)
+    simulation = make_simulation(FedRoD(gamma=1.0))
+    ctx, data, _, _ = context(simulation, 1, -1)
+    net, batch = simulation.bench.net, next(data.batches())
+    params = simulation.algorithm.initial_params(net, data, ctx)
 
     def loss(change):
         moved = {k: v + change if k.startswith(PERSONAL) else v for k, v in params.items()}
-        return torch.func.grad(lambda p: experiment.algorithm.objective(net, p, batch, ctx))(moved)
+        return torch.func.grad(lambda p: simulation.algorithm.objective(net, p, batch, ctx))(moved)
 
     one, other = loss(0.0), loss(0.3)
     for name in params:
@@ -122,19 +122,19 @@ def test_fedrod_s_personal_loss_moves_the_personal_classifier_alone():
 
 def test_fedrod_with_absent_classes_in_the_padding_is_finite():
     algorithm, C = FedRoD(gamma=1.0), 4
-    experiment = make_experiment(algorithm)
-    ctx, data, _, _ = context(experiment, 1, 0)
+    simulation = make_simulation(algorithm)
+    ctx, data, _, _ = context(simulation, 1, 0)
     ctx = replace(ctx, plan={"prior": torch.tensor([0.0] + [-1e30] * (C - 1), dtype=torch.float64)})
-    params = algorithm.initial_params(experiment.bench.net, data, ctx)
+    params = algorithm.initial_params(simulation.bench.net, data, ctx)
     x, _ = data.take(torch.tensor([0, 1]))
     batch = Batch(x, torch.tensor([0, 3]), torch.tensor([1.0, 0.0], dtype=torch.float64), 0)
-    grads, loss = torch.func.grad_and_value(lambda p: algorithm.objective(experiment.bench.net, p, batch, ctx))(params)
+    grads, loss = torch.func.grad_and_value(lambda p: algorithm.objective(simulation.bench.net, p, batch, ctx))(params)
     assert loss.isfinite()
     assert flat(grads).isfinite().all()
 
 
 def test_fedrod_averages_the_generic_model_only():
-    server = play(make_experiment(FedRoD(gamma=1.0))).server
+    server = play(make_simulation(FedRoD(gamma=1.0))).server
     assert not any(k.startswith(PERSONAL) for k in server["params"])
 
 
@@ -146,8 +146,8 @@ def fomo(**changes):
 
 
 def test_fedfomo_trains_and_validates_on_different_examples():
-    experiment = make_experiment(fomo())
-    info, algorithm = experiment.stages[0].federation, experiment.algorithm
+    simulation = make_simulation(fomo())
+    info, algorithm = simulation.stages[0].federation, simulation.algorithm
     for client, part in enumerate(info.parts):
         train, held = algorithm.training_part(info, client), algorithm.held_out(info, client)
         if len(part) > 1:
@@ -160,13 +160,13 @@ def test_fedfomo_trains_and_validates_on_different_examples():
 @pytest.mark.parametrize("distance", ["l1", "l2"])
 def test_fedfomo_s_weights_by_loops(distance):
     """Against the model before the client's last training; its own trained model is a candidate like the others."""
-    experiment = make_experiment(fomo(distance=distance), participation=0.6)
-    ctx, data, client, state = context(experiment, 3, 1)
+    simulation = make_simulation(fomo(distance=distance), participation=0.6)
+    ctx, data, client, state = context(simulation, 3, 1)
     numbers = ctx.plan["numbers"][ctx.plan["mask"] > 0]
     x, y = data.take(numbers)
 
     def loss(params):
-        return float(F.cross_entropy(experiment.bench.net(params, x).logits, y))
+        return float(F.cross_entropy(simulation.bench.net(params, x).logits, y))
 
     base = ctx.client["before"]
     assert not torch.equal(flat(base), flat(ctx.client["params"]))
@@ -180,32 +180,32 @@ def test_fedfomo_s_weights_by_loops(distance):
     assert_close(ctx.setup["weights"], expected, 1e-9)
     assert_close(ctx.setup["affinity"], torch.tensor([g / abs(sum(gains)) for g in gains], dtype=torch.float64), 1e-9)
     moved = flat(base) + sum(w * (flat(m) - flat(base)) for w, m in zip(expected, candidates, strict=True))
-    assert_close(flat(experiment.algorithm.initial_params(experiment.bench.net, data, ctx)), moved, 1e-9)
+    assert_close(flat(simulation.algorithm.initial_params(simulation.bench.net, data, ctx)), moved, 1e-9)
 
 
 def test_fedfomo_s_baseline_is_where_the_last_training_started():
     """A client without candidates (there are no others) goes on from its trained model if that is better; with a model
     that training made worse, it goes back."""
-    experiment = make_experiment(fomo(models=1), sizes=(10,), participation=1.0)
-    ctx, _, _, state = context(experiment, 2, 0)
+    simulation = make_simulation(fomo(models=1), sizes=(10,), participation=1.0)
+    ctx, _, _, state = context(simulation, 2, 0)
     own, before = state.clients[0]["params"], state.clients[0]["before"]
     weight = float(ctx.setup["weights"][1])
     assert weight in (0.0, 1.0)
     assert_close(flat(ctx.setup["start"]), flat(own if weight else before))
     worse = replace(ctx, client={"params": before, "before": own} if weight else ctx.client)
-    data = ScheduledData(experiment.bench, assemble(experiment, state, 3).schedules[0])
-    assert_close(experiment.algorithm.client_setup(experiment.bench.net, data, worse)["start"], worse.client["before"])
+    data = ScheduledData(simulation.bench, assemble(simulation, state, 3).schedules[0])
+    assert_close(simulation.algorithm.client_setup(simulation.bench.net, data, worse)["start"], worse.client["before"])
 
 
 def test_fedfomo_breaks_ties_at_random():
-    experiment = make_experiment(fomo(models=1), participation=1.0)
-    state = play(experiment, 1)
+    simulation = make_simulation(fomo(models=1), participation=1.0)
+    state = play(simulation, 1)
     server = state.server | {"affinity": torch.eye(5, dtype=torch.float64)}
     others = np.arange(1, 5)
-    drawn = {experiment.algorithm.chosen(server, 0, others, np.random.default_rng(i))[0] for i in range(40)}
+    drawn = {simulation.algorithm.chosen(server, 0, others, np.random.default_rng(i))[0] for i in range(40)}
     assert drawn == {1, 2, 3, 4}
     server["affinity"][0] = torch.tensor([1.0, -0.5, 0.0, -0.2, -3.0])
-    best = replace(experiment.algorithm, models=3).chosen(server, 0, others, np.random.default_rng(0))
+    best = replace(simulation.algorithm, models=3).chosen(server, 0, others, np.random.default_rng(0))
     assert best == [2, 3, 1], "also among values below 0"
 
 
@@ -223,18 +223,18 @@ def test_fedfomo_explores_place_by_place():
 
 def test_fedfomo_s_models_keep_their_running_statistics():
     """Those of a client go into its next training; what is tested has the mean of all clients' with n_k."""
-    experiment = make_experiment(fomo(), model=Normed(), participation=0.6)
-    name, state = "norm.running_mean", play(experiment, 2)
-    initial = experiment.initial_buffers[name]
-    sizes = [len(part) for part in experiment.stages[0].federation.parts]
+    simulation = make_simulation(fomo(), model=Normed(), participation=0.6)
+    name, state = "norm.running_mean", play(simulation, 2)
+    initial = simulation.initial_buffers[name]
+    sizes = [len(part) for part in simulation.stages[0].federation.parts]
     models = [state.clients[c]["params"][name] if c in state.clients else initial for c in range(5)]
     assert_close(state.server["buffers"][name], sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes))
-    cohort = assemble(experiment, state, 3)
+    cohort = assemble(simulation, state, 3)
     position = next(i for i, c in enumerate(cohort.clients) if c in state.clients)
-    ctx, data, _, _ = context(experiment, 2, position)
-    start = experiment.algorithm.initial_params(experiment.bench.net, data, ctx)
+    ctx, data, _, _ = context(simulation, 2, position)
+    start = simulation.algorithm.initial_params(simulation.bench.net, data, ctx)
     assert not torch.equal(start[name], state.server["buffers"][name])
-    live = LiveNetwork(experiment.bench.net)
+    live = LiveNetwork(simulation.bench.net)
     load_start(live, start, state.server["buffers"])
     assert_close(live.buffers()[name], start[name], 0.0)
     assert name not in live.params
@@ -242,26 +242,26 @@ def test_fedfomo_s_models_keep_their_running_statistics():
 
 def test_fedfomo_tests_the_average_of_all_clients_models():
     """With n_k; who has never taken part still has the initial model."""
-    experiment = make_experiment(fomo(), participation=0.4)
-    state = play(experiment, 2)
+    simulation = make_simulation(fomo(), participation=0.4)
+    state = play(simulation, 2)
     assert len(state.clients) < 5
-    models = [state.clients[c]["params"] if c in state.clients else experiment.initial for c in range(5)]
-    sizes = [len(part) for part in experiment.stages[0].federation.parts]
+    models = [state.clients[c]["params"] if c in state.clients else simulation.initial for c in range(5)]
+    sizes = [len(part) for part in simulation.stages[0].federation.parts]
     expected = sum(n * flat(m) for n, m in zip(sizes, models, strict=True)) / sum(sizes)
     assert_close(flat(state.server["params"]), expected)
 
 
 def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
-    experiment = make_experiment(fomo(epsilon=0.0), participation=1.0)
-    state, algorithm = play(experiment, 2), experiment.algorithm
-    cohort = assemble(experiment, state, 3)
-    lr = experiment.bench.local.lr_at(3)
-    trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
+    simulation = make_simulation(fomo(epsilon=0.0), participation=1.0)
+    state, algorithm = play(simulation, 2), simulation.algorithm
+    cohort = assemble(simulation, state, 3)
+    lr = simulation.bench.local.lr_at(3)
+    trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
     expected = state.server["affinity"].clone()
     for i, client in enumerate(cohort.clients):
         for number, weight in zip(trained.messages["numbers"][i], trained.messages["affinity"][i], strict=True):
             expected[client, number] += weight
-    assert_close(play(experiment, 3).server["affinity"], expected)
+    assert_close(play(simulation, 3).server["affinity"], expected)
     others = [c for c in range(5) if c != 0]
     best = sorted(others, key=lambda c: -float(state.server["affinity"][0, c]))[:2]
     assert sorted(cohort.personals[0]["numbers"].tolist()) == sorted(best)
@@ -284,11 +284,11 @@ def statistics_by_hand(net, params, data, examples, classes):
 
 
 def test_fedpac_s_statistics_of_one_pass():
-    experiment = make_experiment(pac())
-    ctx, data, client, _ = context(experiment, 2, -1)
-    per_epoch = -(-len(experiment.stages[0].federation.parts[client]) // LOCAL.batch_size)
+    simulation = make_simulation(pac())
+    ctx, data, client, _ = context(simulation, 2, -1)
+    per_epoch = -(-len(simulation.stages[0].federation.parts[client]) // LOCAL.batch_size)
     assert data.steps == 3 * per_epoch  # one for the classifier, E = 2 for the body
-    expected = statistics_by_hand(experiment.bench.net, ctx.server["params"], data, per_epoch, 4)
+    expected = statistics_by_hand(simulation.bench.net, ctx.server["params"], data, per_epoch, 4)
     assert_close([ctx.setup[k] for k in ("count", "mean", "square")], list(expected))
     assert ctx.setup["aligns"] == 1
 
@@ -297,9 +297,9 @@ def test_fedpac_s_statistics_of_one_pass():
 def test_fedpac_s_round_by_autograd(optimizer):
     """The classifier for an epoch with lr 0.2, then the body for two on CE + lambda * MSE, one client; round 2."""
     local = replace(LOCAL, epochs=2, optimizer=optimizer)
-    experiment = make_experiment(pac(lambda_=0.7), local, (10,), participation=1.0)
-    ctx, data, _, state = context(experiment, 1, 0)
-    net, target = experiment.bench.net, state.server["prototypes"]["mean"]
+    simulation = make_simulation(pac(lambda_=0.7), local, (10,), participation=1.0)
+    ctx, data, _, state = context(simulation, 1, 0)
+    net, target = simulation.bench.net, state.server["prototypes"]["mean"]
     w = {k: v.clone().requires_grad_() for k, v in (state.server["params"] | ctx.personal).items()}
     body = {k: v for k, v in w.items() if k not in heads.HEAD}
     decay = dict(weight_decay=local.weight_decay) | (dict(momentum=local.momentum) if optimizer == "sgd" else {})
@@ -312,12 +312,12 @@ def test_fedpac_s_round_by_autograd(optimizer):
             parameter.grad = None
         loss.backward()
         phases[0 if batch.step < 3 else 1].step()
-    assert_close(flat(play(experiment, 2).server["params"]), flat(w).detach(), 1e-10)
+    assert_close(flat(play(simulation, 2).server["params"]), flat(w).detach(), 1e-10)
 
 
 def test_fedpac_does_not_align_in_the_first_round():
-    experiment = make_experiment(pac())
-    assert context(experiment, 0, 0)[0].setup["aligns"] == 0
+    simulation = make_simulation(pac())
+    assert context(simulation, 0, 0)[0].setup["aligns"] == 0
 
 
 def test_fedpac_s_combination_minimises_the_objective():
@@ -353,13 +353,13 @@ def test_fedpac_s_solver_on_a_diagonal():
 
 
 def test_fedpac_sends_a_client_its_combined_classifier():
-    experiment = make_experiment(pac(), participation=0.6)
-    state = play(experiment, 2)
-    cohort = assemble(experiment, state, 3)
+    simulation = make_simulation(pac(), participation=0.6)
+    state = play(simulation, 2)
+    cohort = assemble(simulation, state, 3)
     for client, personal in zip(cohort.clients, cohort.personals, strict=True):
         assert_close(personal, tree.row(state.server["heads"], client), 0.0)
-    initial = experiment.initial_state().server["heads"][heads.WEIGHT]
+    initial = simulation.initial_state().server["heads"][heads.WEIGHT]
     changed = [not torch.equal(a, b) for a, b in zip(state.server["heads"][heads.WEIGHT], initial, strict=True)]
-    took_part = set(assemble(experiment, play(experiment, 0), 1).clients)
-    took_part |= set(assemble(experiment, play(experiment, 1), 2).clients)
+    took_part = set(assemble(simulation, play(simulation, 0), 1).clients)
+    took_part |= set(assemble(simulation, play(simulation, 1), 2).clients)
     assert {c for c in range(5) if changed[c]} == took_part

@@ -26,7 +26,7 @@ from toy_federation import (
     broadcast,
     describe,
     flat,
-    make_experiment,
+    make_simulation,
     play,
     play_round,
 )
@@ -39,13 +39,13 @@ def assert_close(actual, expected, atol=1e-12):
 
 
 def one_round(algorithm, rounds=2, **changes):
-    """(experiment, state before the last round, its cohort, what came back, its description)."""
-    experiment = make_experiment(algorithm, **changes)
-    state = play(experiment, rounds - 1)
-    cohort = assemble(experiment, state, rounds)
-    lr = experiment.bench.local.lr_at(rounds)
-    trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
-    return experiment, state, cohort, trained, describe(experiment, state, cohort, trained)
+    """(simulation, state before the last round, its cohort, what came back, its description)."""
+    simulation = make_simulation(algorithm, **changes)
+    state = play(simulation, rounds - 1)
+    cohort = assemble(simulation, state, rounds)
+    lr = simulation.bench.local.lr_at(rounds)
+    trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    return simulation, state, cohort, trained, describe(simulation, state, cohort, trained)
 
 
 # --- FedAvgM
@@ -54,17 +54,17 @@ def one_round(algorithm, rounds=2, **changes):
 def test_fedavgm_is_momentum_on_the_server():
     """v_1 = w_0 - mean_1; v_2 = beta v_1 + (w_1 - mean_2); w_2 = w_1 - v_2, with the means of the messages."""
     algorithm, w, v = FedAvgM(beta=0.6), None, 0.0
-    experiment = make_experiment(algorithm)
-    state = experiment.initial_state()
+    simulation = make_simulation(algorithm)
+    state = simulation.initial_state()
     for number in (1, 2, 3):
         w = flat(state.server["params"])
-        cohort, lr = assemble(experiment, state, number), LOCAL.lr_at(number)
-        trained = experiment.engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, lr, False)
-        sizes = [len(experiment.stages[0].federation.parts[c]) for c in cohort.clients]
+        cohort, lr = assemble(simulation, state, number), LOCAL.lr_at(number)
+        trained = simulation.engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, lr, False)
+        sizes = [len(simulation.stages[0].federation.parts[c]) for c in cohort.clients]
         models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
         mean = sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes)
         v = 0.6 * v + (w - mean)
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
         assert_close(flat(state.server["params"]), w - v)
 
 
@@ -86,7 +86,7 @@ def test_effective_steps_are_the_way_of_a_constant_gradient(momentum, steps):
 def test_fednova_of_equal_clients_is_fedavg(optimizer):
     local = replace(LOCAL, optimizer=optimizer)
     nova, average = (
-        play(make_experiment(algorithm, local, sizes=EQUAL, participation=0.5)).server["params"]
+        play(make_simulation(algorithm, local, sizes=EQUAL, participation=0.5)).server["params"]
         for algorithm in (FedNova(variant="plain"), FedAvg())
     )
     assert_close(nova, average)
@@ -94,7 +94,7 @@ def test_fednova_of_equal_clients_is_fedavg(optimizer):
 
 def test_fednova_by_the_paper_s_formula():
     """w - lr * tau_eff * sum_k p_k d_k with d_k = (w - w_k) / (lr a_k), client by client."""
-    experiment, state, cohort, trained, about = one_round(FedNova(variant="plain"))
+    simulation, state, cohort, trained, about = one_round(FedNova(variant="plain"))
     start, lr = flat(state.server["params"]), about.lr
     p = about.weights / about.weights.sum()
     a = [float(effective_steps(torch.tensor(float(s.steps)), 0.9)) for s in cohort.schedules]
@@ -102,32 +102,32 @@ def test_fednova_by_the_paper_s_formula():
     models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(a))]
     d = sum(p[i] * (start - models[i]) / (lr * a[i]) for i in range(len(a)))
     tau = sum(p[i] * a[i] for i in range(len(a)))
-    new = experiment.algorithm.aggregate(state.server, trained.messages, about)["params"]
+    new = simulation.algorithm.aggregate(state.server, trained.messages, about)["params"]
     assert_close(flat(new), start - lr * tau * d, 1e-6)  # a in float32 above
 
 
 def test_fednova_with_adam_counts_steps():
     """a_k = tau_k, and the correction of the variants is refused: its size is not that of gradients."""
     adam = replace(LOCAL, optimizer="adam", lr=0.01)
-    experiment = make_experiment(FedNova(variant="plain"), adam)
-    result = play_round(experiment, experiment.initial_state())
+    simulation = make_simulation(FedNova(variant="plain"), adam)
+    result = play_round(simulation, simulation.initial_state())
     assert len({schedule.steps for schedule in result.cohort.schedules}) > 1
-    cohort = assemble(experiment, experiment.initial_state(), 1)
-    sent = broadcast(experiment, experiment.initial_state())
-    trained = experiment.engine.train(experiment.algorithm, experiment.bench, sent, cohort, 0.01, False)
+    cohort = assemble(simulation, simulation.initial_state(), 1)
+    sent = broadcast(simulation, simulation.initial_state())
+    trained = simulation.engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.01, False)
     assert trained.messages["a"].tolist() == [schedule.steps for schedule in cohort.schedules]
     with pytest.raises(ConfigError, match=r"local\.optimizer=adam: FedNova is defined for sgd"):
-        make_experiment(FedNova(variant="ccvr"), adam)
+        make_simulation(FedNova(variant="ccvr"), adam)
 
 
 def test_fednova_mean_direction():
     """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, and what clients keep is their d_k."""
-    experiment, state, cohort, trained, about = one_round(FedNova(variant="ccvr"))
-    sizes = np.array([len(part) for part in experiment.stages[0].federation.parts])
+    simulation, state, cohort, trained, about = one_round(FedNova(variant="ccvr"))
+    sizes = np.array([len(part) for part in simulation.stages[0].federation.parts])
     share = torch.from_numpy(sizes[cohort.clients] / sizes.sum())
     expected = (1 - share.sum()) * flat(state.server["d"])
     expected = expected + sum(s * flat(kept["d"]) for s, kept in zip(share, trained.states, strict=True))
-    new = experiment.algorithm.aggregate(state.server, trained.messages, about)["d"]
+    new = simulation.algorithm.aggregate(state.server, trained.messages, about)["d"]
     assert_close(flat(new), expected)
 
 
@@ -146,8 +146,8 @@ def test_fednova_mean_direction():
 )
 def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client, mean):
     """Those that have never taken part count with 0."""
-    experiment = make_experiment(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02))
-    state = play(experiment, 4)
+    simulation = make_simulation(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02))
+    state = play(simulation, 4)
     assert 0 < len(state.clients) <= 5
     total = sum(flat(kept[client]) for kept in state.clients.values())
     assert total.abs().max() > 1e-3
@@ -160,11 +160,11 @@ def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client,
 CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=1.0)
 
 
-def optimum(experiment, weights):
+def optimum(simulation, weights):
     """Newton's method on the weighted mean of the clients' objectives."""
-    bench, parts = experiment.bench, experiment.stages[0].federation.parts
+    bench, parts = simulation.bench, simulation.stages[0].federation.parts
     shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
-    params = experiment.initial
+    params = simulation.initial
     batches = [bench.load_train(torch.from_numpy(part), None) for part in parts]
 
     def objective(p):
@@ -187,11 +187,11 @@ def optimum(experiment, weights):
 
 def distances(algorithm, sizes, *weights, rounds=45):
     """How far the end of a run is from the optimum of the clients' objectives with each of these weights."""
-    experiment = make_experiment(
+    simulation = make_simulation(
         algorithm, CONVEX, sizes, SoftmaxRegression(), participation=1.0, rounds=rounds, augment=False
     )
-    found = flat(play(experiment, rounds).server["params"])
-    return [(found - optimum(experiment, each)).abs().max() for each in weights]
+    found = flat(play(simulation, rounds).server["params"])
+    return [(found - optimum(simulation, each)).abs().max() for each in weights]
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ def test_feddyn_is_the_paper_s_form():
     """Algorithm 1 with h_k: L + -<h_k, w> + alpha/2 ||w - w_t||^2; h <- h - alpha/K sum (w_k - w_t); w = mean -
     h/alpha."""
     alpha, algorithm = 0.3, FedDyn(alpha=0.3, clip=0.0, per_client_alpha=False)
-    experiment = make_experiment(algorithm, weighting="uniform")
-    state, bench = experiment.initial_state(), experiment.bench
+    simulation = make_simulation(algorithm, weighting="uniform")
+    state, bench = simulation.initial_state(), simulation.bench
     h, server_h = dict.fromkeys(range(5), 0.0), 0.0
     for number in (1, 2, 3):
-        cohort, start = assemble(experiment, state, number), state.server["params"]
+        cohort, start = assemble(simulation, state, number), state.server["params"]
         models = []
         for client, schedule in zip(cohort.clients, cohort.schedules, strict=True):
             w = {k: v.clone().requires_grad_() for k, v in start.items()}
@@ -257,14 +257,14 @@ def test_feddyn_is_the_paper_s_form():
             models.append(flat(w).detach())
             h[client] = h[client] - alpha * (models[-1] - flat(start))
         server_h = server_h - alpha / 5 * sum(m - flat(start) for m in models)
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
         assert_close(flat(state.server["params"]), sum(models) / len(models) - server_h / alpha, 1e-10)
 
 
 def test_feddyn_alpha_of_each_client():
-    experiment = make_experiment(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
-    for client, part in enumerate(experiment.stages[0].federation.parts):
-        plan = experiment.algorithm.host_plan(experiment.stages[0].federation, client, np.random.default_rng(0))
+    simulation = make_simulation(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
+    for client, part in enumerate(simulation.stages[0].federation.parts):
+        plan = simulation.algorithm.host_plan(simulation.stages[0].federation, client, np.random.default_rng(0))
         assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 33))  # n_k K / n, with n = 1 + 3 + 7 + 12 + 10
 
 
@@ -273,15 +273,15 @@ def test_feddyn_alpha_of_each_client():
 
 def fisher_context(estimator, samples, local):
     algorithm = FedCurv(lambda_=1.0, samples=samples, estimator=estimator)
-    experiment = make_experiment(algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False)
-    state = experiment.initial_state()
-    cohort = assemble(experiment, state, 1)
-    data = ScheduledData(experiment.bench, cohort.schedules[0])
-    plan = to_tensors(cohort.plans[0], experiment.bench.device)
+    simulation = make_simulation(algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False)
+    state = simulation.initial_state()
+    cohort = assemble(simulation, state, 1)
+    data = ScheduledData(simulation.bench, cohort.schedules[0])
+    plan = to_tensors(cohort.plans[0], simulation.bench.device)
     ctx = Context({}, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local)
     fresh = [Batch(b.x[mask > 0], b.y[mask > 0], None, b.step) for b, mask in fresh_pass(data, ctx)]
     params = state.server["params"]
-    return algorithm.fisher(experiment.bench.net, params, data, ctx), params, fresh
+    return algorithm.fisher(simulation.bench.net, params, data, ctx), params, fresh
 
 
 def analytic(params, batch):
@@ -309,18 +309,18 @@ def test_fedcurv_looks_at_a_pass_of_its_own():
     needs no more; the other batches of a shorter client are masked."""
     local = replace(LOCAL, epochs=2, batch_size=4)
     algorithm = FedCurv(lambda_=1.0, samples=500, estimator="batch")
-    experiment = make_experiment(algorithm, local, (10, 3), SoftmaxRegression(), participation=1.0)
-    cohort = assemble(experiment, experiment.initial_state(), 1)
+    simulation = make_simulation(algorithm, local, (10, 3), SoftmaxRegression(), participation=1.0)
+    cohort = assemble(simulation, simulation.initial_state(), 1)
     plan, schedule = cohort.plans[0], cohort.schedules[0]
     mask = plan["after_mask"] > 0
-    part = experiment.stages[0].federation.parts[cohort.clients[0]].tolist()
+    part = simulation.stages[0].federation.parts[cohort.clients[0]].tolist()
     assert mask.sum(1).tolist() == [4, 4, 2]
     assert sorted(plan["after_index"][mask]) == part
     epochs = [schedule.index[i : i + 3].numpy()[mask].tolist() for i in (0, 3)]
     assert plan["after_index"][mask].tolist() not in epochs
     assert not np.array_equal(plan["after_draws"][mask], schedule.draws[:3].numpy()[mask])
     assert (cohort.plans[1]["after_mask"].sum(1) == [3, 0, 0]).all()
-    few = make_experiment(replace(algorithm, samples=4), local, (10, 3), SoftmaxRegression(), participation=1.0)
+    few = make_simulation(replace(algorithm, samples=4), local, (10, 3), SoftmaxRegression(), participation=1.0)
     assert assemble(few, few.initial_state(), 1).plans[0]["after_index"].shape == (2, 4)
 
 
@@ -334,12 +334,12 @@ def test_fedcurv_stops_after_more_than_s_examples(samples, used):
 def test_fedcurv_s_penalty_is_the_sum_over_the_others():
     """lambda sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j), up to a constant: compare two points."""
     algorithm = FedCurv(lambda_=0.7, samples=5, estimator="batch")
-    experiment = make_experiment(algorithm)
-    state = play(experiment, 3)
-    cohort = assemble(experiment, state, 4)
-    client, sent, start = cohort.clients[0], broadcast(experiment, state), state.server["params"]
+    simulation = make_simulation(algorithm)
+    state = play(simulation, 3)
+    cohort = assemble(simulation, state, 4)
+    client, sent, start = cohort.clients[0], broadcast(simulation, state), state.server["params"]
     ctx = Context(sent, {}, cohort.states[0], {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    ctx = replace(ctx, setup=algorithm.client_setup(experiment.bench.net, None, ctx))
+    ctx = replace(ctx, setup=algorithm.client_setup(simulation.bench.net, None, ctx))
 
     def written_out(w):
         total = 0.0

@@ -21,7 +21,7 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.settings import LocalTraining
 from fedexp.models import Output
-from toy_federation import ENGINES, assemble, broadcast, describe, flat, make_experiment, play
+from toy_federation import ENGINES, assemble, broadcast, describe, flat, make_simulation, play
 
 SGD = LocalTraining(epochs=1, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=1.0, momentum=0.9, weight_decay=0.01)
 
@@ -92,9 +92,9 @@ def test_fedlmd_distils_nothing_where_no_class_is_left():
 
 
 def test_fedlmd_majority_has_more_examples_than_a_class_on_average():
-    experiment = make_experiment(FedLMD(beta=1.0, tau=1.0, teacher=True))
-    for client, counts in enumerate(experiment.stages[0].federation.counts):
-        plan = experiment.algorithm.host_plan(experiment.stages[0].federation, client, np.random.default_rng(0))
+    simulation = make_simulation(FedLMD(beta=1.0, tau=1.0, teacher=True))
+    for client, counts in enumerate(simulation.stages[0].federation.counts):
+        plan = simulation.algorithm.host_plan(simulation.stages[0].federation, client, np.random.default_rng(0))
         assert plan["minority"].tolist() == [float(n * len(counts) <= sum(counts)) for n in counts]
 
 
@@ -123,8 +123,8 @@ def test_fedlc_by_hand():
     """n = (16, 1, 0), tau = 2: margins 2 / 2 = 1 and 2, class 2 is out. z = (0, 0, 5), y = 0:
     -log(e^-1 / (e^-1 + e^-2)) = log(1 + e^-1)."""
     z = torch.tensor([[0.0, 0, 5]], dtype=torch.float64)
-    experiment = make_experiment(FedLC(tau=2.0))
-    info = replace(experiment.stages[0].federation, counts=np.array([[16, 1, 0]]), parts=(np.arange(17),))
+    simulation = make_simulation(FedLC(tau=2.0))
+    info = replace(simulation.stages[0].federation, counts=np.array([[16, 1, 0]]), parts=(np.arange(17),))
     plan = {k: torch.as_tensor(v) for k, v in FedLC(tau=2.0).host_plan(info, 0, np.random.default_rng(0)).items()}
     loss = FedLC(tau=2.0).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
     torch.testing.assert_close(loss, torch.tensor([np.log1p(np.exp(-1))]))
@@ -140,15 +140,15 @@ def test_fedrs_by_hand():
 
 def test_fedgkd_distils_from_the_mean_of_the_last_models():
     """Three rounds, two models: the teacher is the mean of the global models after rounds 2 and 3."""
-    experiment = make_experiment(FedGKD(gamma=0.5, tau=2.0, models=2))
-    assert experiment.algorithm.broadcast(experiment.initial_state().server)["distils"] == 0
-    two, three = (play(experiment, rounds).server for rounds in (2, 3))
-    sent = experiment.algorithm.broadcast(three)
+    simulation = make_simulation(FedGKD(gamma=0.5, tau=2.0, models=2))
+    assert simulation.algorithm.broadcast(simulation.initial_state().server)["distils"] == 0
+    two, three = (play(simulation, rounds).server for rounds in (2, 3))
+    sent = simulation.algorithm.broadcast(three)
     expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
     torch.testing.assert_close(sent["teacher"], expected)
     z, teacher, y = logits(3, 4), logits(3, 4, seed=1), torch.tensor([0, 1, 3])
     server = {"teacher": {"z": teacher}, "distils": torch.tensor(1.0, dtype=torch.float64)}
-    loss = experiment.algorithm.example_loss(Table(), {"z": z}, batch_of(y), context(server)).mean()
+    loss = simulation.algorithm.example_loss(Table(), {"z": z}, batch_of(y), context(server)).mean()
     kl = F.kl_div((z / 2).log_softmax(1), (teacher / 2).softmax(1), reduction="batchmean")
     torch.testing.assert_close(loss, F.cross_entropy(z, y) + 0.5 * 4 * kl)
 
@@ -213,13 +213,13 @@ def test_fedsmoo_step():
 
 
 def trained(algorithm, rounds=1):
-    """Return (experiment, state, cohort's messages, what the server knows) of the round after `rounds`."""
-    experiment = make_experiment(algorithm)
-    state = play(experiment, rounds)
-    cohort = assemble(experiment, state, rounds + 1)
+    """Return (simulation, state, cohort's messages, what the server knows) of the round after `rounds`."""
+    simulation = make_simulation(algorithm)
+    state = play(simulation, rounds)
+    cohort = assemble(simulation, state, rounds + 1)
     engine = ENGINES["sequential"]
-    result = engine.train(algorithm, experiment.bench, broadcast(experiment, state), cohort, 0.1, False)
-    return state, result.messages, describe(experiment, state, cohort, result)
+    result = engine.train(algorithm, simulation.bench, broadcast(simulation, state), cohort, 0.1, False)
+    return state, result.messages, describe(simulation, state, cohort, result)
 
 
 def test_fedexp_extrapolates():
@@ -252,7 +252,7 @@ def test_fedspeed_and_fedsmoo_servers():
 def test_fedgkd_remembers_the_models_that_were_sent():
     """With a server optimizer the global model is not the average: the teacher is the mean of what was sent."""
     method = FedGKD(gamma=0.5, tau=2.0, models=2)
-    experiment = replace(make_experiment(method), server_optimizer=ServerOptimizer(optimizer="adam", lr=0.01))
-    two, three = (play(experiment, rounds).server for rounds in (2, 3))
+    simulation = replace(make_simulation(method), server_optimizer=ServerOptimizer(optimizer="adam", lr=0.01))
+    two, three = (play(simulation, rounds).server for rounds in (2, 3))
     expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
     torch.testing.assert_close(method.broadcast(three)["teacher"], expected)

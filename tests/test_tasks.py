@@ -421,11 +421,11 @@ def test_what_makes_no_sense_is_refused(overrides, message):
 def test_one_place_holds_everything():
     """The centralised twin: one client with all of the task, whatever the partition says."""
     built = build(composed("algorithm=lwf", "scenario=class_incremental", "surrogate.fraction=0.1"))
-    experiment = prepare(built).experiment
-    sizes = [stage.federation.parts[0].size for stage in experiment.stages]
-    assert experiment.settings.cohort_size == experiment.stages[0].federation.num_clients == 1
-    assert sum(sizes) + len(experiment.stages[0].federation.unlabelled) == len(experiment.bench.data.y_train)
-    assert experiment.stages[0].federation.surrogate[0].tolist() == experiment.stages[0].federation.unlabelled.tolist()
+    simulation = prepare(built).simulation
+    sizes = [stage.federation.parts[0].size for stage in simulation.stages]
+    assert simulation.settings.cohort_size == simulation.stages[0].federation.num_clients == 1
+    assert sum(sizes) + len(simulation.stages[0].federation.unlabelled) == len(simulation.bench.data.y_train)
+    assert simulation.stages[0].federation.surrogate[0].tolist() == simulation.stages[0].federation.unlabelled.tolist()
 
 
 @pytest.mark.parametrize("partition", ["equal_shards", "iid", "lda", "sharding"])

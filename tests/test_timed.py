@@ -19,7 +19,7 @@ from fedexp.models.cnn import CNN
 from fedexp.models.winograd import Conv2d
 from fedexp.rundir import origin
 from fedexp.training import fastest
-from toy_federation import HARDWARE, make_experiment
+from toy_federation import HARDWARE, make_simulation
 
 WINOGRAD, DIRECT, BF16 = Way("fp32", "winograd"), Way("fp32", "direct"), Way("bf16", "direct")
 QUESTION = {"machine": "a", "inputs": [5, 3, 8, 8]}
@@ -199,7 +199,7 @@ def found(monkeypatch):
 
 
 def choose(before=None, model=DEEP, size=32, **changes):
-    data = make_experiment().bench.data
+    data = make_simulation().bench.data
     data = replace(data, x_train=torch.zeros(12, size, size, 1, dtype=torch.uint8))
     module = model.build((1, size, size), 4).to(memory_format=torch.channels_last)
     return fastest.with_fastest_way(resolved(**changes), module, data, 12, before)
@@ -251,7 +251,7 @@ def test_a_resumed_run_keeps_its_way(found):
 
 
 def test_a_run_directory_notes_the_way(tmp_path):
-    data = make_experiment().bench.data
+    data = make_simulation().bench.data
     origin.note(tmp_path, {}, data, {"precision": "fp32", "convolution": "direct"})
     assert origin.mapping_of(origin.read(tmp_path), "way") == {"precision": "fp32", "convolution": "direct"}
 

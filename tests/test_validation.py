@@ -25,11 +25,11 @@ from fedexp.rundir import checkpoint, files
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.wandb_names import metric_name
-from fedexp.training.experiment import State
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import run_rounds
-from toy_federation import ENGINES, assemble, composed, make_experiment, play
+from fedexp.training.simulation import State
+from toy_federation import ENGINES, assemble, composed, make_simulation, play
 
 CENTRAL, OWN = Validation(fraction=0.25, per_client=False), Validation(fraction=0.25, per_client=True)
 SIZES = (1, 3, 7, 9, 8)  # 28 of the 30 examples that are left of 40
@@ -39,16 +39,16 @@ TWO_TASKS = ClassIncremental(
 
 
 def make(validation=CENTRAL, **options):
-    return make_experiment(**{"sizes": SIZES, "validation": validation} | options)
+    return make_simulation(**{"sizes": SIZES, "validation": validation} | options)
 
 
-def slow_test(experiment, model):
+def slow_test(simulation, model):
     """(right answers per class [C], mean loss) of a model on the validation set, example after example."""
-    data = experiment.bench.data
+    data = simulation.bench.data
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for number in data.validation.tolist():
         x = (data.x_train[number].permute(2, 0, 1).double()[None] / 255 - 0.4) / 0.3
-        logits, label = experiment.bench.net(model, x).logits.detach(), data.y_train[number]
+        logits, label = simulation.bench.net(model, x).logits.detach(), data.y_train[number]
         correct[int(label)] += int(logits.argmax()) == int(label)
         total += F.cross_entropy(logits, label[None]).item()
     return correct, total / len(data.validation)
@@ -56,23 +56,23 @@ def slow_test(experiment, model):
 
 def recorded(directory, **options):
     """A run of the small federation, with its files."""
-    experiment = make(**options)
+    simulation = make(**options)
     directory.mkdir()
-    recorder, state = Recorder(directory, experiment, [], None), experiment.initial_state()
-    run_rounds(experiment, state, recorder)
-    experiment.stages[0].partition.save(directory / files.PARTITION, experiment.bench.data.classes)
+    recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
+    run_rounds(simulation, state, recorder)
+    simulation.stages[0].partition.save(directory / files.PARTITION, simulation.bench.data.classes)
     summary = {"status": state.status, "algorithm": "fedavg", "dataset": "noise"} | recorder.summary(state)
     write_results(directory, state, summary, Pictures(draw=False))
     recorder.close()
-    return experiment, state, json.loads((directory / files.SUMMARY).read_text())
+    return simulation, state, json.loads((directory / files.SUMMARY).read_text())
 
 
 # --- who holds what
 
 
 def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_theirs():
-    experiment = make(public=0.2, sizes=(1, 3, 7, 9))
-    partition, numbers = experiment.stages[0].partition, experiment.bench.data.validation.numpy()
+    simulation = make(public=0.2, sizes=(1, 3, 7, 9))
+    partition, numbers = simulation.stages[0].partition, simulation.bench.data.validation.numpy()
     assert len(numbers) == 10  # a quarter of 40
     drawn = generator_for(0, "validation").choice(40, 10, replace=False)
     assert sorted(drawn) == numbers.tolist() == partition.validation.tolist()
@@ -83,9 +83,9 @@ def test_central_the_set_is_drawn_before_the_clients_and_the_public_set_get_thei
 
 
 def test_per_client_each_gives_a_quarter_of_what_it_would_have_held():
-    before = make_experiment(sizes=(1, 3, 7, 12, 10)).stages[0].partition
-    experiment = make(OWN, sizes=(1, 3, 7, 12, 10))
-    partition, numbers = experiment.stages[0].partition, set(experiment.bench.data.validation.tolist())
+    before = make_simulation(sizes=(1, 3, 7, 12, 10)).stages[0].partition
+    simulation = make(OWN, sizes=(1, 3, 7, 12, 10))
+    partition, numbers = simulation.stages[0].partition, set(simulation.bench.data.validation.tolist())
     assert partition.sizes.tolist() == [1, 3, 6, 9, 8]  # without floor(n / 4) = 0, 0, 1, 3, 2
     for rest, whole in zip(partition.parts, before.parts, strict=True):
         assert set(rest) <= set(whole)
@@ -104,24 +104,24 @@ def test_the_draw_follows_the_seed_of_the_partition():
 
 @pytest.mark.parametrize("validation", [CENTRAL, OWN])
 def test_the_partition_is_kept_with_the_set(validation, tmp_path):
-    experiment = make(validation)
-    partition = experiment.stages[0].partition
-    partition.save(tmp_path / "partition.npz", experiment.bench.data.classes)
+    simulation = make(validation)
+    partition = simulation.stages[0].partition
+    partition.save(tmp_path / "partition.npz", simulation.bench.data.classes)
     loaded = Partition.load(tmp_path / "partition.npz")
     assert loaded.validation.tolist() == partition.validation.tolist()
     assert loaded.hash == partition.hash
-    make_experiment().stages[0].partition.save(tmp_path / "without.npz", experiment.bench.data.classes)
+    make_simulation().stages[0].partition.save(tmp_path / "without.npz", simulation.bench.data.classes)
     assert "validation" not in np.load(tmp_path / "without.npz").files
 
 
 def test_of_each_task_the_set_has_its_part():
-    experiment = make(Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1)
-    data = experiment.bench.data
-    assert [len(stage.partition.validation) for stage in experiment.stages] == [10, 10]
+    simulation = make(Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1)
+    data = simulation.bench.data
+    assert [len(stage.partition.validation) for stage in simulation.stages] == [10, 10]
     tasks = data.validation_tasks.tolist()
     labels = data.y_train[data.validation].tolist()
     assert all((label >= 2) == (task == 1) for label, task in zip(labels, tasks, strict=True))
-    for stage in experiment.stages:
+    for stage in simulation.stages:
         assert not set(np.concatenate(stage.partition.parts)) & set(data.validation.tolist())
         held = set(stage.federation.shared.tolist()) & set(data.validation.tolist())
         assert not held  # no example of it is shared with the clients either
@@ -132,20 +132,20 @@ def test_of_each_task_the_set_has_its_part():
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_every_engine_evaluates_the_set_example_by_example(engine):
-    experiment = make(evaluate_on="both")
-    state = play(experiment, 2)
+    simulation = make(evaluate_on="both")
+    state = play(simulation, 2)
     server = {name: state.server[name] for name in ("params", "buffers")}
-    correct, loss = slow_test(experiment, state.server["params"])
-    found = engine.evaluate(experiment.bench, server, "validation", 2)
+    correct, loss = slow_test(simulation, state.server["params"])
+    found = engine.evaluate(simulation.bench, server, "validation", 2)
     assert found.class_correct.tolist() == correct.tolist()
     assert float(found.loss) == pytest.approx(loss, abs=1e-12)
     trained = engine.train(
-        experiment.algorithm, experiment.bench, state.server, assemble(experiment, state, 3), 0.1, True
+        simulation.algorithm, simulation.bench, state.server, assemble(simulation, state, 3), 0.1, True
     )
     assert list(trained.class_correct) == ["plain", "validation"]
     for i in range(4):
         local = {name: value[i] for name, value in trained.messages["params"].items()}
-        assert trained.class_correct["validation"][i].tolist() == slow_test(experiment, local)[0].tolist()
+        assert trained.class_correct["validation"][i].tolist() == slow_test(simulation, local)[0].tolist()
 
 
 def test_by_default_test_data_are_not_used_where_there_is_a_validation_set():
@@ -224,12 +224,12 @@ def test_a_run_resumes_with_its_validation_history(tmp_path):
 
 def test_tasks_are_evaluated_on_their_part_of_the_set(tmp_path):
     half = Validation(fraction=0.5, per_client=False)
-    experiment, state, summary = recorded(
+    simulation, state, summary = recorded(
         tmp_path / "run", validation=half, scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1, evaluate_on="both"
     )
     table = pd.read_csv(tmp_path / "run" / "tasks.csv")
-    data = experiment.bench.data.tested_on_validation()
-    logits = experiment.bench.net(state.server["params"], data.inputs(data.x_test, torch.arange(20), None, None,
+    data = simulation.bench.data.tested_on_validation()
+    logits = simulation.bench.net(state.server["params"], data.inputs(data.x_test, torch.arange(20), None, None,
                                   torch.float64)).logits  # fmt: skip
     right = (logits.argmax(-1) == data.y_test).double()
     last = table[table["round"] == 2].set_index("evaluated_task")["validation_accuracy"]

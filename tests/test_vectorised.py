@@ -28,7 +28,7 @@ from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
 from fedexp.models.cnn import CNN
 from test_algorithms import EveryHook, SignDescent, train
-from toy_federation import LOCAL, advance, assemble, make_experiment, play, play_round
+from toy_federation import LOCAL, advance, assemble, make_simulation, play, play_round
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))  # the second convolution needs the gradient of its input
@@ -162,10 +162,10 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
 def test_engine_with_streams_is_the_sequential_one(algorithm, monkeypatch):
     calls = Calls(convolution.convolve)
     monkeypatch.setattr(convolution, "convolve", calls)
-    experiment = make_experiment(algorithm, model=DEEP)
-    state = play(experiment, 1)
+    simulation = make_simulation(algorithm, model=DEEP)
+    state = play(simulation, 1)
     expected, one_by_one = (
-        train(engine, experiment, state, evaluate_local=True)
+        train(engine, simulation, state, evaluate_local=True)
         for engine in (Sequential(), Vectorised(convolution="streams"))
     )
     assert_same_training(one_by_one, expected)
@@ -173,9 +173,9 @@ def test_engine_with_streams_is_the_sequential_one(algorithm, monkeypatch):
 
 
 def test_convolution_must_be_known():
-    experiment = make_experiment()
+    simulation = make_simulation()
     with pytest.raises(ConfigError, match=r"hardware.convolution=stream: must be .*nearest: 'streams'"):
-        train(Vectorised(convolution="stream"), experiment, experiment.initial_state())
+        train(Vectorised(convolution="stream"), simulation, simulation.initial_state())
 
 
 # --- chunks and memory
@@ -203,16 +203,16 @@ class Limited:
 )
 def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, caplog):
     """5 clients: 5 and 2 at a time do not fit, so each is trained alone; the next round starts with that."""
-    experiment = make_experiment(EveryHook(pull=0.5), participation=1.0)
-    state = play(experiment, 1)
+    simulation = make_simulation(EveryHook(pull=0.5), participation=1.0)
+    state = play(simulation, 1)
     before = tree.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, state.server)
-    cohort = assemble(experiment, state, 2)
+    cohort = assemble(simulation, state, 2)
     states = tree.map(torch.clone, list(cohort.states))
-    expected = train(Vectorised(1), experiment, state, cohort, evaluate_local)
+    expected = train(Vectorised(1), simulation, state, cohort, evaluate_local)
     limited, engine = Limited(1, error), Vectorised()
     monkeypatch.setattr(engine_module, "run_steps", limited)
     with caplog.at_level(logging.WARNING, "fedexp"):
-        trained = train(engine, experiment, state, cohort, evaluate_local)
+        trained = train(engine, simulation, state, cohort, evaluate_local)
     assert_same_training(trained, expected, atol=0)
     assert limited.counts == [5, 2, 1, 1, 1, 1, 1]
     assert [record.message for record in caplog.records] == [
@@ -221,15 +221,15 @@ def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, capl
     ]
     assert_equal(state.server, before)
     assert_equal(list(cohort.states), states)
-    train(engine, experiment, state, cohort)
+    train(engine, simulation, state, cohort)
     assert limited.counts[7:] == [1] * 5
 
 
 def test_out_of_memory_in_a_later_chunk(monkeypatch):
     """The first chunk was trained and gathered before the second failed: both are trained again."""
-    experiment = make_experiment(NTD)
-    state = play(experiment, 1)
-    expected = train(Vectorised(1), experiment, state)
+    simulation = make_simulation(NTD)
+    state = play(simulation, 1)
+    expected = train(Vectorised(1), simulation, state)
     calls = []
 
     def second_fails(clients, graphs):
@@ -239,27 +239,27 @@ def test_out_of_memory_in_a_later_chunk(monkeypatch):
         graphs_module.run_steps(clients, graphs)
 
     monkeypatch.setattr(engine_module, "run_steps", second_fails)
-    assert_same_training(train(Vectorised(2), experiment, state), expected, atol=0)
+    assert_same_training(train(Vectorised(2), simulation, state), expected, atol=0)
     assert calls == [2, 2, 1, 1, 1, 1]
 
 
 def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
-    experiment = make_experiment()
+    simulation = make_simulation()
     monkeypatch.setattr(engine_module, "run_steps", Limited(0))
     with pytest.raises(OutOfMemory, match=r"try hardware.precision=bf16, .* smaller local.batch_size"):
-        train(Vectorised(), experiment, experiment.initial_state())
+        train(Vectorised(), simulation, simulation.initial_state())
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch):
-    experiment = make_experiment()
+    simulation = make_simulation()
     monkeypatch.setattr(engine_module, "run_steps", Limited(0, RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        train(Vectorised(), experiment, experiment.initial_state())
+        train(Vectorised(), simulation, simulation.initial_state())
 
 
 def test_what_is_recorded():
     """CUDA only, and float32 only: torch's fused SGD reads a learning rate in memory as float32."""
-    bench = make_experiment().bench
+    bench = make_simulation().bench
     assert not engine_module.can_be_recorded(bench)
     assert not engine_module.can_be_recorded(replace(bench, dtype=torch.float32))
 
@@ -267,8 +267,8 @@ def test_what_is_recorded():
 def test_first_chunk_from_free_memory(monkeypatch):
     """Half of 1,000 free bytes holds 4 clients of 120; none fits: one at a time, and see."""
     monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
-    experiment = make_experiment()
-    job = Job(FedAvg(), experiment.bench, experiment.bench.net, {}, 0.1)
+    simulation = make_simulation()
+    job = Job(FedAvg(), simulation.bench, simulation.bench.net, {}, 0.1)
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
         monkeypatch.setattr(engine_module, "memory_of_one", lambda job, cohort, each=each: each)
         assert engine_module.chunk_that_fits(job, None) == chunk
@@ -293,16 +293,16 @@ class Clients0:
 )
 def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatch):
     """Images of 6 x 6 pixels in float64, batches of 4; clients of 1, 3, 7, 12, 10 examples for 2 epochs."""
-    experiment = make_experiment(NTD, participation=1.0)
-    state = play(experiment, 1)
-    expected = train(Vectorised(), experiment, state)
+    simulation = make_simulation(NTD, participation=1.0)
+    state = play(simulation, 1)
+    expected = train(Vectorised(), simulation, state)
     monkeypatch.setattr(clients_module, "LOAD_BYTES", load_bytes)
-    cohort = assemble(experiment, state, 2)
+    cohort = assemble(simulation, state, 2)
     cohort = cohort.take(cohort.longest_first())
-    clients = Clients(Job(NTD, experiment.bench, experiment.bench.net, state.server, 0.1), cohort)
+    clients = Clients(Job(NTD, simulation.bench, simulation.bench.net, state.server, 0.1), cohort)
     assert [s.steps for s in cohort.schedules] == [6, 6, 4, 2, 2]
     assert list(clients.runs()) == runs
-    assert_same_training(train(Vectorised(), experiment, state), expected, atol=0)
+    assert_same_training(train(Vectorised(), simulation, state), expected, atol=0)
 
 
 # --- local models on the test set
@@ -310,8 +310,8 @@ def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatc
 
 def test_evaluation_of_all_local_models_at_once():
     """100 random models of 20 images: right answers by class, as one after the other."""
-    experiment = make_experiment(local=replace(LOCAL, batch_size=3))  # 9 images at a time
-    bench, server = experiment.bench, experiment.initial_state().server
+    simulation = make_simulation(local=replace(LOCAL, batch_size=3))  # 9 images at a time
+    bench, server = simulation.bench, simulation.initial_state().server
     stacked = {name: normal(100, *value.shape) for name, value in server["params"].items()}
     job = Job(FedAvg(), bench, bench.net, server, 0.1)
     correct = engine_module.evaluate_together(job, stacked)
@@ -359,18 +359,18 @@ def test_the_check_itself():
 @pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2, "streams")], ids=str)
 @every_algorithm
 def test_training_does_not_wait(algorithm, engine):
-    experiment = make_experiment(algorithm, model=DEEP)
-    state = play(experiment, 1)
-    cohort = assemble(experiment, state, 2)
+    simulation = make_simulation(algorithm, model=DEEP)
+    state = play(simulation, 1)
+    cohort = assemble(simulation, state, 2)
     with no_waiting():
-        train(engine, experiment, state, cohort, evaluate_local=True)
+        train(engine, simulation, state, cohort, evaluate_local=True)
 
 
 def test_evaluation_does_not_wait():
-    experiment = make_experiment()
-    state = experiment.initial_state()
+    simulation = make_simulation()
+    state = simulation.initial_state()
     with no_waiting():
-        experiment.bench.evaluate(state.server["params"])
+        simulation.bench.evaluate(state.server["params"])
 
 
 # --- recorded steps
@@ -440,17 +440,17 @@ def recording(capture, *options):
 )
 def test_recorded_steps_are_the_steps(algorithm, capture, options):
     """Over rounds with other clients, learning rates and server states, which a recording must not have kept."""
-    experiment = make_experiment(algorithm, model=DEEP if "streams" in options else None)
-    state, capture = experiment.initial_state(), capture()
+    simulation = make_simulation(algorithm, model=DEEP if "streams" in options else None)
+    state, capture = simulation.initial_state(), capture()
     engine = recording(capture, *options)
     for number in range(1, 5):
-        cohort, lr = assemble(experiment, state, number), 0.1 / number
+        cohort, lr = assemble(simulation, state, number), 0.1 / number
         plain, recorded = (
-            one.train(algorithm, experiment.bench, state.server, cohort, lr, True)
+            one.train(algorithm, simulation.bench, state.server, cohort, lr, True)
             for one in (Vectorised(*options, cuda_graphs=False), engine)
         )
         assert_same_training(recorded, plain, atol=1e-13)
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
     if isinstance(capture, Traces):
         assert 0 < capture.recorded <= 8  # at most once for each number of clients, in each of two frames
         assert capture.replayed > 2 * capture.recorded
@@ -459,43 +459,43 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
 
 def test_clients_that_are_done_are_left_alone_by_larger_graphs():
     """11 clients of 1 to 3 steps: graphs of 11, 10 for the 9 that have a second step, 3."""
-    experiment = make_experiment(NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE)
-    state = experiment.initial_state()
-    expected = train(Vectorised(cuda_graphs=False), experiment, state)
+    simulation = make_simulation(NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE)
+    state = simulation.initial_state()
+    expected = train(Vectorised(cuda_graphs=False), simulation, state)
     engine = recording(Closures())
     for _ in range(3):
-        assert_same_training(train(engine, experiment, state), expected, atol=1e-13)
+        assert_same_training(train(engine, simulation, state), expected, atol=1e-13)
     (recorded,) = engine._graphs._recorded.values()
     assert recorded.replays.keys() == {11, 10, 3}
 
 
 def test_a_frame_is_not_used_for_another_algorithm_or_training():
     """One engine, models of one shape; what differs is part of the recording."""
-    first, engine = make_experiment(NTD), recording(Closures())
+    first, engine = make_simulation(NTD), recording(Closures())
     other = replace(first, algorithm=replace(NTD, tau=3.0))
-    slower = make_experiment(replace(NTD, tau=3.0), local=replace(LOCAL, momentum=0.5))
-    for experiment in (first, other, slower):
-        state = experiment.initial_state()
-        expected = train(Vectorised(), experiment, state)
+    slower = make_simulation(replace(NTD, tau=3.0), local=replace(LOCAL, momentum=0.5))
+    for simulation in (first, other, slower):
+        state = simulation.initial_state()
+        expected = train(Vectorised(), simulation, state)
         for _ in range(3):
-            assert_same_training(train(engine, experiment, state), expected, atol=1e-13)
+            assert_same_training(train(engine, simulation, state), expected, atol=1e-13)
     assert len(engine._graphs._recorded) <= graphs_module.FRAMES
 
 
 def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
-    experiment = make_experiment(NTD)
-    state = play(experiment, 1)
+    simulation = make_simulation(NTD)
+    state = play(simulation, 1)
     engine = recording(Traces(fail=True))
     with caplog.at_level(logging.WARNING, "fedexp"):
         for _ in range(2):
-            assert_same_training(train(engine, experiment, state), train(Vectorised(), experiment, state))
+            assert_same_training(train(engine, simulation, state), train(Vectorised(), simulation, state))
     (record,) = caplog.records
     assert "(operation not permitted when stream is capturing); going on without graphs" in record.message
 
 
 def test_out_of_memory_while_recording_halves_the_chunk(caplog):
-    experiment = make_experiment(NTD)
-    state = play(experiment, 1)
+    simulation = make_simulation(NTD)
+    state = play(simulation, 1)
     capture = Traces()
     engine = recording(capture)
     recorded, record = [], capture.record
@@ -508,7 +508,7 @@ def test_out_of_memory_while_recording_halves_the_chunk(caplog):
 
     capture.record = large_ones_fail
     with caplog.at_level(logging.WARNING, "fedexp"):
-        assert_same_training(train(engine, experiment, state), train(Vectorised(2), experiment, state), atol=1e-13)
+        assert_same_training(train(engine, simulation, state), train(Vectorised(2), simulation, state), atol=1e-13)
     assert [r.message for r in caplog.records] == ["out of memory with 4 clients at a time; round 2 again with 2"]
 
 
@@ -544,11 +544,11 @@ def test_few_kernels_a_step(algorithm, most):
     """What a step costs on a GPU whose kernels are short; the update is one for all parameters."""
     counts = []
     for epochs in (2, 12):
-        experiment = make_experiment(algorithm, sizes=(8, 8), participation=1.0, local=replace(LOCAL, epochs=epochs))
-        state = experiment.initial_state()
-        cohort = assemble(experiment, state, 1)
+        simulation = make_simulation(algorithm, sizes=(8, 8), participation=1.0, local=replace(LOCAL, epochs=epochs))
+        state = simulation.initial_state()
+        cohort = assemble(simulation, state, 1)
         with Kernels() as kernels:
-            train(Vectorised(), experiment, state, cohort)
+            train(Vectorised(), simulation, state, cohort)
         counts.append(kernels.count)
     assert (counts[1] - counts[0]) / 20 < most  # 2 steps an epoch
 
@@ -559,13 +559,13 @@ def test_few_kernels_a_step(algorithm, most):
 @pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_bf16_is_near_fp32(convolution):
     """bf16 keeps 8 bits: one rounding is at most 2^-9 = 0.2 %; after 6 steps, a few per cent of the change."""
-    experiment = make_experiment(NTD, model=DEEP)
-    state = tree.map(lambda leaf: leaf.float(), experiment.initial_state().server)
-    cohort = assemble(experiment, experiment.initial_state(), 1)
+    simulation = make_simulation(NTD, model=DEEP)
+    state = tree.map(lambda leaf: leaf.float(), simulation.initial_state().server)
+    cohort = assemble(simulation, simulation.initial_state(), 1)
     outcomes = {}
     for precision in ("fp32", "bf16"):
-        module = experiment.bench.net.module.float()
-        bench = replace(experiment.bench, net=FunctionalNetwork(module, precision), dtype=torch.float32)
+        module = simulation.bench.net.module.float()
+        bench = replace(simulation.bench, net=FunctionalNetwork(module, precision), dtype=torch.float32)
         engine = Vectorised(convolution=convolution)
         outcomes[precision] = engine.train(NTD, bench, state, cohort, 0.1, False)
     full, half = (outcomes[p].messages["params"] for p in ("fp32", "bf16"))
@@ -591,18 +591,18 @@ def move(values, device, dtype=None):
 
 
 class OnGpu:
-    """An experiment on a CUDA device."""
+    """A simulation on a CUDA device."""
 
-    def __init__(self, experiment, dtype=torch.float64):
-        self.experiment, self.dtype, self.device = experiment, dtype, torch.device("cuda")
-        self.bench = replace(experiment.bench.to(self.device), dtype=dtype)
+    def __init__(self, simulation, dtype=torch.float64):
+        self.simulation, self.dtype, self.device = simulation, dtype, torch.device("cuda")
+        self.bench = replace(simulation.bench.to(self.device), dtype=dtype)
         self.bench.net.module.to(dtype)
 
     def train(self, engine, server, cohort, lr=0.1, evaluate_local=True):
         """What comes back stays on the device."""
         cohort = replace(cohort, states=move(list(cohort.states), self.device, self.dtype))
         server = move(server, self.device, self.dtype)
-        return engine.train(self.experiment.algorithm, self.bench, server, cohort, lr, evaluate_local)
+        return engine.train(self.simulation.algorithm, self.bench, server, cohort, lr, evaluate_local)
 
 
 @pytest.mark.gpu
@@ -610,15 +610,15 @@ class OnGpu:
 @pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_gpu_is_the_cpu(algorithm, convolution):
     """In float64, which has no graphs."""
-    experiment = make_experiment(algorithm, model=DEEP, participation=1.0)
-    state, gpu, engine = experiment.initial_state(), OnGpu(experiment), Vectorised(convolution=convolution)
+    simulation = make_simulation(algorithm, model=DEEP, participation=1.0)
+    state, gpu, engine = simulation.initial_state(), OnGpu(simulation), Vectorised(convolution=convolution)
     for number in range(1, 4):
-        cohort = assemble(experiment, state, number)
-        expected = experiment.engine.train(algorithm, experiment.bench, state.server, cohort, 0.1 / number, True)
+        cohort = assemble(simulation, state, number)
+        expected = simulation.engine.train(algorithm, simulation.bench, state.server, cohort, 0.1 / number, True)
         trained = gpu.train(engine, state.server, cohort, 0.1 / number)
         on_host = {name: move(value, "cpu") for name, value in trained.tree().items()}
         assert_same_training(replace(trained, **on_host), expected, atol=1e-11)
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
     assert engine._graphs is None
 
 
@@ -627,14 +627,14 @@ def test_gpu_is_the_cpu(algorithm, convolution):
 @pytest.mark.parametrize("convolution", ["grouped", "streams"])
 def test_gpu_graphs_are_the_steps(algorithm, convolution):
     """In float32, rounds with other clients, server states and learning rates: the same kernels, recorded."""
-    experiment = make_experiment(algorithm, model=DEEP)
-    state, gpu = experiment.initial_state(), OnGpu(experiment, torch.float32)
+    simulation = make_simulation(algorithm, model=DEEP)
+    state, gpu = simulation.initial_state(), OnGpu(simulation, torch.float32)
     eager, engine = (Vectorised(convolution=convolution, cuda_graphs=graphs) for graphs in (False, True))
     for number in range(1, 6):
-        cohort, lr = assemble(experiment, state, number), 0.1 / number
+        cohort, lr = assemble(simulation, state, number), 0.1 / number
         plain, recorded = (gpu.train(one, state.server, cohort, lr, False) for one in (eager, engine))
         assert_same_training(recorded, plain, atol=1e-5)
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
     assert not engine._graphs.failed
     assert any(frame.replays for frame in engine._graphs._recorded.values())
 
@@ -677,13 +677,13 @@ def test_gpu_streams_do_not_disturb_each_other():
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
     """torch refuses every wait, after some rounds, since making constants and recording wait once."""
-    experiment = make_experiment(algorithm, model=DEEP)
+    simulation = make_simulation(algorithm, model=DEEP)
     state, gpu, engine = (
-        experiment.initial_state(),
-        OnGpu(experiment, torch.float32),
+        simulation.initial_state(),
+        OnGpu(simulation, torch.float32),
         Vectorised(cuda_graphs=cuda_graphs),
     )
-    server, cohort = move(state.server, gpu.device, gpu.dtype), assemble(experiment, state, 1)
+    server, cohort = move(state.server, gpu.device, gpu.dtype), assemble(simulation, state, 1)
     cohort = replace(cohort, states=move(list(cohort.states), gpu.device, gpu.dtype))
     for number in range(5):
         torch.cuda.set_sync_debug_mode("error" if number == 4 else "default")
@@ -696,9 +696,9 @@ def test_gpu_rounds_do_not_wait(algorithm, cuda_graphs):
 @pytest.mark.gpu
 def test_gpu_out_of_memory(monkeypatch):
     """Each client takes a twentieth of the free memory besides: 64 and 32 at a time are too many, 16 are not."""
-    experiment = make_experiment(FedAvg(), model=DEEP)
-    state, gpu, seen = experiment.initial_state(), OnGpu(experiment), []
-    cohort = assemble(experiment, state, 1)
+    simulation = make_simulation(FedAvg(), model=DEEP)
+    state, gpu, seen = simulation.initial_state(), OnGpu(simulation), []
+    cohort = assemble(simulation, state, 1)
     many = cohort.take([i % len(cohort.clients) for i in range(64)])
     expected = gpu.train(Vectorised(1), state.server, many)
 

@@ -19,11 +19,11 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
 from fedexp.rundir import checkpoint, files
 from fedexp.trackers.wandb_names import class_metric, flat_summary, metric_name
-from fedexp.training.experiment import State
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
 from fedexp.training.rounds import evaluate, play_round, run_rounds
-from toy_federation import AUGMENTATION, ENGINES, assemble, make_experiment, play
+from fedexp.training.simulation import State
+from toy_federation import AUGMENTATION, ENGINES, assemble, make_simulation, play
 
 BOTH = ["plain", "augmented"]
 
@@ -45,13 +45,13 @@ def shown(image: np.ndarray, draw: np.ndarray) -> np.ndarray:
     return normal[None]
 
 
-def slow_test(experiment, model, round):
+def slow_test(simulation, model, round):
     """(right answers per class [C], mean loss) of a model in a round, image after image."""
-    data = experiment.bench.data
-    draws = AUGMENTATION.draw(generator_for(experiment.seeds.training, "augmented test", round), len(data.y_test), 6, 6)
+    data = simulation.bench.data
+    draws = AUGMENTATION.draw(generator_for(simulation.seeds.training, "augmented test", round), len(data.y_test), 6, 6)
     correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
     for image, label, draw in zip(data.x_test.numpy(), data.y_test.tolist(), draws, strict=True):
-        logits = experiment.bench.net(model, torch.from_numpy(shown(image, draw))[None]).logits.detach()
+        logits = simulation.bench.net(model, torch.from_numpy(shown(image, draw))[None]).logits.detach()
         correct[label] += int(logits.argmax()) == label
         total += F.cross_entropy(logits, torch.tensor([label])).item()
     return correct, total / len(data.y_test)
@@ -59,53 +59,53 @@ def slow_test(experiment, model, round):
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_the_augmented_view_is_the_training_transform_of_every_test_image(engine):
-    experiment = make_experiment(test_views=BOTH)
-    state = play(experiment, 2)
+    simulation = make_simulation(test_views=BOTH)
+    state = play(simulation, 2)
     server = {name: state.server[name] for name in ("params", "buffers")}
     for round in (2, 3):
-        correct, loss = slow_test(experiment, state.server["params"], round)
-        found = engine.evaluate(experiment.bench, server, "augmented", round)
+        correct, loss = slow_test(simulation, state.server["params"], round)
+        found = engine.evaluate(simulation.bench, server, "augmented", round)
         assert found.class_correct.tolist() == correct.tolist()
         assert float(found.loss) == pytest.approx(loss, abs=1e-12)
-    plain = engine.evaluate(experiment.bench, server)
+    plain = engine.evaluate(simulation.bench, server)
     assert float(plain.loss) != pytest.approx(loss, abs=1e-3)
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_local_models_are_tested_with_the_draw_of_their_round(engine):
-    experiment = make_experiment(test_views=BOTH)
-    state = play(experiment, 1)
-    cohort = assemble(experiment, state, 2)
-    trained = engine.train(experiment.algorithm, experiment.bench, state.server, cohort, 0.1, True)
+    simulation = make_simulation(test_views=BOTH)
+    state = play(simulation, 1)
+    cohort = assemble(simulation, state, 2)
+    trained = engine.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, True)
     assert list(trained.class_correct) == BOTH
     for i in range(4):
         local = {name: value[i] for name, value in trained.messages["params"].items()}
-        correct, _ = slow_test(experiment, local, 2)
+        correct, _ = slow_test(simulation, local, 2)
         assert trained.class_correct["augmented"][i].tolist() == correct.tolist()
-        assert trained.class_correct["plain"][i].tolist() == experiment.bench.evaluate(local).class_correct.tolist()
+        assert trained.class_correct["plain"][i].tolist() == simulation.bench.evaluate(local).class_correct.tolist()
 
 
 def test_every_round_and_seed_has_a_draw_of_its_own():
-    bench = make_experiment(test_views=BOTH).bench
+    bench = make_simulation(test_views=BOTH).bench
     assert bench.test_draws("plain", 1) is None
     first, again, second = (bench.test_draws("augmented", round) for round in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
 
 
-def full_run(experiment, directory, rounds=None):
+def full_run(simulation, directory, rounds=None):
     """Runs to the end, or is left after some rounds as by a kill; the rows of rounds.csv without the times."""
     saved = checkpoint.load(directory) if checkpoint.exists(directory) else None
-    start = experiment.initial_state()
-    state = start if saved is None else State.from_tree(saved.state, experiment.bench.device, directory)
-    recorder = Recorder(directory, experiment, [], None if saved is None else saved.state["lengths"])
+    start = simulation.initial_state()
+    state = start if saved is None else State.from_tree(saved.state, simulation.bench.device, directory)
+    recorder = Recorder(directory, simulation, [], None if saved is None else saved.state["lengths"])
     if rounds is None:
-        run_rounds(experiment, state, recorder)
+        run_rounds(simulation, state, recorder)
         write_results(directory, state, recorder.summary(state), Pictures(draw=False))
     else:
-        recorder.record_initial(state, evaluate(experiment, state.server, 0))
+        recorder.record_initial(state, evaluate(simulation, state.server, 0))
         for _ in range(rounds):
-            recorder.record_round(state, play_round(experiment, state))
+            recorder.record_round(state, play_round(simulation, state))
     recorder.close()
     return rows_of(directory / files.ROUNDS), recorder.summary(state)
 
@@ -121,7 +121,7 @@ def measured(summary):
 
 
 def with_local(**changes):
-    return make_experiment(forgetting_metric=RoundDrop(local=True), rounds=4, **changes)
+    return make_simulation(forgetting_metric=RoundDrop(local=True), rounds=4, **changes)
 
 
 def test_the_plain_numbers_are_those_of_a_run_without_the_second_view(tmp_path):
@@ -139,9 +139,9 @@ def test_the_plain_numbers_are_those_of_a_run_without_the_second_view(tmp_path):
 
 def test_the_second_view_has_histories_of_its_own(tmp_path):
     """Metrics follow from the class accuracies of the view: round forgetting by hand, F and accuracy from the file."""
-    experiment = with_local(test_views=BOTH)
-    rows, summary = full_run(experiment, tmp_path)
-    experiment.stages[0].partition.save(tmp_path / files.PARTITION, experiment.bench.data.classes)
+    simulation = with_local(test_views=BOTH)
+    rows, summary = full_run(simulation, tmp_path)
+    simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.bench.data.classes)
     history = load_history(tmp_path, "augmented")
     assert history.rounds == [0, 1, 2, 3, 4]
     for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
@@ -194,7 +194,7 @@ def test_a_wrong_list_of_views_is_refused(views, words):
 
 def test_without_augmentation_there_is_no_second_view():
     with pytest.raises(ConfigError, match=r"test_views=\[plain,augmented\].*augment=false"):
-        make_experiment(test_views=BOTH, augment=False)
+        make_simulation(test_views=BOTH, augment=False)
 
 
 def test_the_second_view_has_names_of_its_own_in_wandb():
@@ -211,21 +211,21 @@ def test_the_second_view_of_a_stream_of_tasks(tmp_path):
     stream_ = {"shuffle_classes": False, "classes": None, "split": None, "evaluate_on": "test"}
     tasks = {"scenario": ClassIncremental(rounds_per_task=2, num_tasks=2, **stream_), "sizes": (3, 4, 5)}
     settings = tasks | {"rounds": 2, "participation": 1.0}
-    rows, summary = full_run(make_experiment(test_views=BOTH, **settings), tmp_path / "two")
-    plain, _ = full_run(make_experiment(**settings), tmp_path / "one")
+    rows, summary = full_run(make_simulation(test_views=BOTH, **settings), tmp_path / "two")
+    plain, _ = full_run(make_simulation(**settings), tmp_path / "one")
     assert [{name: row[name] for name in plain[0]} for row in rows] == plain
     found = rows_of(tmp_path / "two" / files.TASKS)
     one = rows_of(tmp_path / "one" / files.TASKS)
     assert [{name: row[name] for name in one[0]} for row in found] == one
     assert list(found[0])[-2:] == ["accuracy", "accuracy_augmented"]
     seen = {(int(r["round"]), int(r["evaluated_task"])): float(r["accuracy_augmented"]) for r in found}
-    experiment = make_experiment(test_views=BOTH, **settings)
-    state = experiment.initial_state()
+    simulation = make_simulation(test_views=BOTH, **settings)
+    state = simulation.initial_state()
     for number in range(1, 5):
-        result = play_round(experiment, state)
+        result = play_round(simulation, state)
         state.server, state.round = result.server, number
         model = {name: value.double() for name, value in result.server["params"].items()}
-        correct, _ = slow_test(experiment, model, number)  # 5 test images a class, so 10 a task
+        correct, _ = slow_test(simulation, model, number)  # 5 test images a class, so 10 a task
         assert seen[number, 1] == pytest.approx(correct[:2].sum() / 10, abs=1e-12)
         assert seen[number, 2] == pytest.approx(correct[2:].sum() / 10, abs=1e-12)
     # After the first task only it counts, and nothing can have been forgotten; after the second the mean of both.
@@ -240,9 +240,9 @@ def test_the_second_view_of_a_stream_of_tasks(tmp_path):
 
 
 def test_pictures_of_both_views(tmp_path):
-    experiment = with_local(test_views=BOTH)
-    full_run(experiment, tmp_path)
-    experiment.stages[0].partition.save(tmp_path / files.PARTITION, experiment.bench.data.classes)
+    simulation = with_local(test_views=BOTH)
+    full_run(simulation, tmp_path)
+    simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.bench.data.classes)
     run = load_run(tmp_path)
     assert list(run.others) == ["augmented"]
     names = ("class_accuracy", "class_accuracy_normalised", "local_round")

@@ -17,7 +17,7 @@ from fedexp.engine.processes.channel import Channel, Parcel
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
-from toy_federation import PROCESS, assemble, make_experiment
+from toy_federation import PROCESS, assemble, make_simulation
 
 
 def pair():
@@ -25,11 +25,11 @@ def pair():
 
 
 def train(engine, algorithm, close=True):
-    experiment = make_experiment(algorithm)
-    state = experiment.initial_state()
-    cohort = assemble(experiment, state, 1)
+    simulation = make_simulation(algorithm)
+    state = simulation.initial_state()
+    cohort = assemble(simulation, state, 1)
     try:
-        return cohort, engine.train(algorithm, experiment.bench, state.server, cohort, 0.1, evaluate_local=False)
+        return cohort, engine.train(algorithm, simulation.bench, state.server, cohort, 0.1, evaluate_local=False)
     finally:
         if close:
             engine.close()
@@ -174,8 +174,8 @@ def test_workers_can_vectorise_their_shares():
 
 def test_shares_are_even():
     """Steps of 2, 2, 4, 6 (sizes 1, 3, 7, 12 or 10, batches of 4, two epochs) make 6 + 2 and 4 + 2 or the like."""
-    experiment = make_experiment()
-    cohort = assemble(experiment, experiment.initial_state(), 1)
+    simulation = make_simulation()
+    cohort = assemble(simulation, simulation.initial_state(), 1)
     shares = cohort.shares(2)
     assert sorted(shares[0] + shares[1]) == list(range(4))
     loads = [sum(cohort.schedules[i].steps for i in share) for share in shares]

@@ -37,10 +37,10 @@ from fedexp.models.cnn import CNN
 from fedexp.trackers.base import NoTracker
 from fedexp.training import exchange
 from fedexp.training.exchange import sample
-from fedexp.training.experiment import Experiment, State
 from fedexp.training.prepare import prepare
 from fedexp.training.recorder import RoundResult
 from fedexp.training.rounds import play_round
+from fedexp.training.simulation import Simulation, State
 
 CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "convolution": "auto", "cuda_graphs": True}
@@ -148,7 +148,7 @@ class SoftmaxRegressionModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-def make_experiment(
+def make_simulation(
     algorithm: FedAvg | None = None,
     local: LocalTraining = LOCAL,
     sizes: tuple[int, ...] = SIZES,
@@ -162,7 +162,7 @@ def make_experiment(
     cohorts: Cohorts = SAMPLED,
     validation: Validation = NONE_HELD_OUT,
     **settings: Any,
-) -> Experiment:
+) -> Simulation:
     """The small federation; `settings` are changes of SETTINGS."""
     data = {"name": "noise", "data_dir": "unused", "mean": (0.4,), "std": (0.3,), "augmentation": AUGMENTATION}
     changed = replace(SETTINGS, num_clients=len(sizes), **settings)
@@ -189,21 +189,21 @@ def make_experiment(
         validation=validation,
         **groups,
     )
-    return prepare(built).experiment
+    return prepare(built).simulation
 
 
-def assemble(experiment: Experiment, state: State, number: int) -> Cohort:
+def assemble(simulation: Simulation, state: State, number: int) -> Cohort:
     """The cohort of a round of one exchange."""
-    clients = sample(experiment, number)
-    return exchange.assemble(experiment, experiment.algorithm, state.server, state.clients, number, clients)
+    clients = sample(simulation, number)
+    return exchange.assemble(simulation, simulation.algorithm, state.server, state.clients, number, clients)
 
 
-def broadcast(experiment: Experiment, state: State) -> Tree:
-    return exchange.broadcast(experiment.algorithm, state.server)
+def broadcast(simulation: Simulation, state: State) -> Tree:
+    return exchange.broadcast(simulation.algorithm, state.server)
 
 
-def describe(experiment: Experiment, state: State, cohort: Cohort, trained: Trained) -> ServerRound:
-    return exchange.describe(experiment, state.server, cohort, trained)
+def describe(simulation: Simulation, state: State, cohort: Cohort, trained: Trained) -> ServerRound:
+    return exchange.describe(simulation, state.server, cohort, trained)
 
 
 def advance(state: State, result: RoundResult) -> None:
@@ -213,11 +213,11 @@ def advance(state: State, result: RoundResult) -> None:
     state.clients.update({client: tree for client, tree in kept if tree})
 
 
-def play(experiment: Experiment, rounds: int = 3) -> State:
+def play(simulation: Simulation, rounds: int = 3) -> State:
     """The state after some rounds."""
-    state = experiment.initial_state()
+    state = simulation.initial_state()
     for _ in range(rounds):
-        advance(state, play_round(experiment, state))
+        advance(state, play_round(simulation, state))
     return state
 
 

@@ -13,23 +13,23 @@ from fedexp.core.tree import Tree
 from fedexp.rundir import files
 from fedexp.rundir.checkpoint_form import ARRAYS, by_view, is_tensor
 from fedexp.rundir.client_states import file_name
-from fedexp.training.experiment import Experiment
+from fedexp.training.simulation import Simulation
 
 
-def fits_run(directory: Path, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
+def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, Any]], None]:
     """Return a check for `checkpoint.load`: it raises ConfigError for a state, of the right form, that is not of this
     run."""
-    start = experiment.initial_state()
-    stage = experiment.stages[0].federation
-    example = experiment.algorithm.client_init(experiment.initial, stage)
+    start = simulation.initial_state()
+    stage = simulation.stages[0].federation
+    example = simulation.algorithm.client_init(simulation.initial, stage)
 
     def check(state: Mapping[str, Any]) -> None:
         try:
-            check_numbers(state, experiment)
+            check_numbers(state, simulation)
             demand(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
             for view, tested in by_view(state).items():
-                check_tested(tested, state["round"], experiment)
-                personal = experiment.metrics.needs_personal
+                check_tested(tested, state["round"], simulation)
+                personal = simulation.metrics.needs_personal
                 check_history(tested, start.tested[view].history.to_tree(), personal)
             check_tree("server", state["server"], start.server)
             for client, version in state["clients"].items():
@@ -51,8 +51,8 @@ def demand(condition: bool, what: str) -> None:
         raise Unfit(what)
 
 
-def check_numbers(state: Mapping[str, Any], experiment: Experiment) -> None:
-    number, rounds, clients = state["round"], experiment.rounds, experiment.settings.num_clients
+def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
+    number, rounds, clients = state["round"], simulation.rounds, simulation.settings.num_clients
     demand(number <= rounds, f"round {number} of {rounds}")
     # A run that was completed or stopped may be given more rounds.
     demand(state["status"] != "running" or number < rounds, f"running after round {number}")
@@ -61,12 +61,12 @@ def check_numbers(state: Mapping[str, Any], experiment: Experiment) -> None:
     demand(all(version <= number for version in state["clients"].values()), "clients' states of later rounds")
 
 
-def check_tested(found: Mapping[str, Any], number: int, experiment: Experiment) -> None:
+def check_tested(found: Mapping[str, Any], number: int, simulation: Simulation) -> None:
     """Check the tests of a state. number: the round after which the state was saved."""
     tested = [each for each, _ in found["accuracy"]]
     demand(bool(tested) and tested[0] == 0 and tested[-1] <= number, "the rounds of accuracy")
     demand(all(a < b for a, b in itertools.pairwise(tested)), "the rounds of accuracy")
-    names = (tested, len(experiment.stages)) if experiment.has_tasks else ([], 0)
+    names = (tested, len(simulation.stages)) if simulation.has_tasks else ([], 0)
     demand([each for each, _ in found["tasks"]] == names[0], "the rounds of tasks")
     demand(all(len(values) == names[1] for _, values in found["tasks"]), "the number of tasks")
 

@@ -20,7 +20,7 @@ from fedexp.core.tree import Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Gather, Trained
 from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
 from fedexp.rundir.client_states import to
-from fedexp.training.experiment import Experiment
+from fedexp.training.simulation import Simulation
 
 
 class Clock:
@@ -50,7 +50,7 @@ class CohortResult:
 
 
 def run_exchange(
-    experiment: Experiment,
+    simulation: Simulation,
     exchange: FedAvg,
     server: Tree,
     kept: Mapping[int, Tree],
@@ -60,15 +60,15 @@ def run_exchange(
     evaluate_local: bool = False,
 ) -> CohortResult:
     """Send, and train the clients. kept: client -> its state, of those that have taken part before."""
-    cohort = assemble(experiment, exchange, server, kept, number, clients)
+    cohort = assemble(simulation, exchange, server, kept, number, clients)
     clock.lap("sampling")
     sent = broadcast(exchange, server)
-    trained = train(experiment, sent, cohort, evaluate_local)
+    trained = train(simulation, sent, cohort, evaluate_local)
     losses = trained.losses.tolist()  # waits for the device, so that the clock is true
     clock.lap("train")
     up = tree.num_bytes(trained.messages) + tree.num_bytes(trained.buffers)
     down = len(clients) * tree.num_bytes(sent) + tree.num_bytes(cohort.personals)
-    return CohortResult(cohort, trained, losses, describe(experiment, server, cohort, trained), up, down)
+    return CohortResult(cohort, trained, losses, describe(simulation, server, cohort, trained), up, down)
 
 
 def aggregate(optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
@@ -80,7 +80,7 @@ def aggregate(optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answer
 
 
 def aggregate_all(
-    experiment: Experiment, exchange: FedAvg, server: Tree, kept: Mapping[int, Tree], number: int, clock: Clock
+    simulation: Simulation, exchange: FedAvg, server: Tree, kept: Mapping[int, Tree], number: int, clock: Clock
 ) -> tuple[Tree, list[CohortResult]]:
     """Run an exchange with all clients, as many at a time as a cohort has; return the server's state, and what came
     back.
@@ -88,11 +88,11 @@ def aggregate_all(
     The messages of each group are averaged at once, so that `aggregate` sees one message with one weight per group: all
     that a weighted mean needs, at the memory of a cohort.
     """
-    total, size = experiment.stages[0].federation.num_clients, experiment.settings.cohort_size
+    total, size = simulation.stages[0].federation.num_clients, simulation.settings.cohort_size
     groups, means = [], []
     for start in range(0, total, size):
         clients = range(start, min(start + size, total))
-        groups.append(run_exchange(experiment, exchange, server, kept, number, clients, clock))
+        groups.append(run_exchange(simulation, exchange, server, kept, number, clients, clock))
         means.append(tree.weighted_mean(groups[-1].trained.messages, groups[-1].round.weights))
         groups[-1] = replace(groups[-1], trained=replace(groups[-1].trained, messages={}))
     weights = torch.stack([group.round.weights.sum() for group in groups])
@@ -114,9 +114,9 @@ def not_finite(done: Sequence[CohortResult]) -> list[int]:
     return sorted(found)
 
 
-def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
+def train(simulation: Simulation, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
     """Train a cohort, those with one role together."""
-    bench, engine, lr = experiment.bench, experiment.engine, experiment.lr_at(cohort.round)
+    bench, engine, lr = simulation.bench, simulation.engine, simulation.lr_at(cohort.round)
     positions: dict[FedAvg, list[int]] = {}
     for position, role in enumerate(cohort.roles):
         positions.setdefault(role, []).append(position)
@@ -128,17 +128,17 @@ def train(experiment: Experiment, sent: Tree, cohort: Cohort, evaluate_local: bo
     return gather.result()
 
 
-def sample(experiment: Experiment, number: int) -> list[int]:
+def sample(simulation: Simulation, number: int) -> list[int]:
     """Return the clients of a round, uniformly without replacement, or those of the file `cohorts.path`; ascending."""
-    if experiment.cohorts is not None:
-        return experiment.cohorts[number]
-    total, size = experiment.stages[0].federation.num_clients, experiment.settings.cohort_size
-    sampler = generator_for(experiment.seeds.sampling, "cohort", number)
+    if simulation.cohorts is not None:
+        return simulation.cohorts[number]
+    total, size = simulation.stages[0].federation.num_clients, simulation.settings.cohort_size
+    sampler = generator_for(simulation.seeds.sampling, "cohort", number)
     return np.sort(sampler.choice(total, size, replace=False)).tolist()
 
 
 def assemble(
-    experiment: Experiment,
+    simulation: Simulation,
     exchange: FedAvg,
     server: Tree,
     kept: Mapping[int, Tree],
@@ -146,15 +146,15 @@ def assemble(
     clients: Sequence[int],
 ) -> Cohort:
     """Decide who does what, and prepare the work of each client."""
-    seed, bench, info = experiment.seeds.training, experiment.bench, experiment.stage_of(number).federation
+    seed, bench, info = simulation.seeds.training, simulation.bench, simulation.stage_of(number).federation
     roles = exchange.roles(info, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
-    schedules = [schedule_of(experiment, role, number, client) for role, client in pairs]
+    schedules = [schedule_of(simulation, role, number, client) for role, client in pairs]
     states = [
-        to(kept[c], bench.device) if c in kept else role.client_init(experiment.initial, info) for role, c in pairs
+        to(kept[c], bench.device) if c in kept else role.client_init(simulation.initial, info) for role, c in pairs
     ]
     plans = [
-        role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(experiment, role, number, c)
+        role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(simulation, role, number, c)
         for role, c in pairs
     ]
     personals = [
@@ -165,29 +165,29 @@ def assemble(
 
 
 def schedule_of(
-    experiment: Experiment, role: FedAvg, number: int, client: int, epochs: int | None = None, again: str = ""
+    simulation: Simulation, role: FedAvg, number: int, client: int, epochs: int | None = None, again: str = ""
 ) -> Schedule:
     """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role has."""
-    bench, info = experiment.bench, experiment.stage_of(number).federation
+    bench, info = simulation.bench, simulation.stage_of(number).federation
     return make_schedule(
         part=role.training_part(info, client),
         local=replace(bench.local, epochs=epochs or role.epochs(bench.local)),
         augmentation=bench.augmentation if role.augments else None,
         image_size=bench.data.image_size,
-        seed=experiment.seeds.training,
+        seed=simulation.seeds.training,
         round=number,
         client=client,
-        skip_single=experiment.mixes_examples,
+        skip_single=simulation.mixes_examples,
         again=again,
     )
 
 
-def plan_after(experiment: Experiment, role: FedAvg, number: int, client: int) -> Tree:
+def plan_after(simulation: Simulation, role: FedAvg, number: int, client: int) -> Tree:
     """Return the batches of RoundStructure.after as a part of a client's plan."""
-    steps = role.after(experiment.stage_of(number).federation, experiment.bench.local)
+    steps = role.after(simulation.stage_of(number).federation, simulation.bench.local)
     if not steps:
         return {}
-    fresh = schedule_of(experiment, role, number, client, epochs=1, again=" after")
+    fresh = schedule_of(simulation, role, number, client, epochs=1, again=" after")
     return {f"after_{name}": array for name, array in padded_schedule(fresh, steps).items()}
 
 
@@ -196,20 +196,20 @@ def broadcast(exchange: FedAvg, server: Tree) -> Tree:
     return {"buffers": server["buffers"]} | exchange.broadcast(server)
 
 
-def describe(experiment: Experiment, server: Tree, cohort: Cohort, trained: Trained) -> ServerRound:
+def describe(simulation: Simulation, server: Tree, cohort: Cohort, trained: Trained) -> ServerRound:
     """Return the round as the server's hooks see it. `server` is its state before the exchange."""
-    stage = experiment.stage_of(cohort.round)
+    stage = simulation.stage_of(cohort.round)
     return ServerRound(
         info=stage.federation,
         clients=cohort.clients,
-        weights=client_weights(stage.federation, cohort.clients, experiment.bench),
+        weights=client_weights(stage.federation, cohort.clients, simulation.bench),
         previous=server,
         buffers=trained.buffers,
-        lr=experiment.lr_at(cohort.round),
-        local=experiment.bench.local,
+        lr=simulation.lr_at(cohort.round),
+        local=simulation.bench.local,
         public=stage.public,
         surrogate=stage.surrogate,
-        rng=generator_for(experiment.seeds.training, "server", cohort.round),
+        rng=generator_for(simulation.seeds.training, "server", cohort.round),
     )
 
 

@@ -13,7 +13,7 @@ from fedexp.data.partition import later_partitions
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
-    from fedexp.training.experiment import State
+    from fedexp.training.simulation import State
 
 FREE = ("rounds", "scenario.rounds_per_task", "stop.patience", "stop.metric")
 

@@ -15,7 +15,6 @@ from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
-from fedexp.training.experiment import Experiment, State
 from fedexp.training.memory import peak_memory
 from fedexp.training.opening import clear_failed_attempt, make_directory, note_beginning, run_log
 from fedexp.training.place import Job, Place
@@ -25,6 +24,7 @@ from fedexp.training.recorder import Recorder
 from fedexp.training.results import data_of, result_files, write_results
 from fedexp.training.resuming import at_its_place, check_new, find_elsewhere, find_start, first_state
 from fedexp.training.rounds import run_rounds
+from fedexp.training.simulation import Simulation, State
 
 log = logging.getLogger("fedexp")
 
@@ -56,15 +56,15 @@ def train_run(job: Job) -> dict[str, Any]:
         if not ours:
             held.enter_context(occupied(job.directory))
             check_new(job.directory)  # nobody has been quicker
-        experiment = prepared.experiment
-        saved = checkpoint.load(job.directory, fits_run(job.directory, experiment)) if goes_on else None
+        simulation = prepared.simulation
+        saved = checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
         state = first_state(job, prepared, saved)
         clear_failed_attempt(job.directory)
         held.enter_context(run_log(job.directory))
         note_beginning(job, built, container, prepared, state, saved)
-        info = run_info(job, container, experiment, state)
-        recorder, trackers = held.enter_context(recording(job, built, experiment, state, info, saved))
-        run_rounds(experiment, state, recorder, job.deadline, job.watch)
+        info = run_info(job, container, simulation, state)
+        recorder, trackers = held.enter_context(recording(job, built, simulation, state, info, saved))
+        run_rounds(simulation, state, recorder, job.deadline, job.watch)
         summary = summarise(job, built, container, prepared, state, recorder)
         finish_run(job, built, state, summary, trackers, info)
         return summary
@@ -84,13 +84,13 @@ def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
 
 @contextmanager
 def recording(
-    job: Job, built: Built, experiment: Experiment, state: State, info: RunInfo, saved: checkpoint.Saved | None
+    job: Job, built: Built, simulation: Simulation, state: State, info: RunInfo, saved: checkpoint.Saved | None
 ) -> Iterator[tuple[Recorder, list[Tracker]]]:
     """While the block runs, its rounds are recorded and tracked; closes all of it whatever happens."""
     tracker: Tracker = built.tracker.create()
     trackers: list[Tracker] = [Progress(among_others=not job.place.alone), tracker]
     going_on = None if saved is None else saved.state
-    recorder = Recorder(job.directory, experiment, trackers, None if going_on is None else going_on["lengths"])
+    recorder = Recorder(job.directory, simulation, trackers, None if going_on is None else going_on["lengths"])
     try:
         for watching in trackers:
             watching.start(info)
@@ -102,7 +102,7 @@ def recording(
         raise
     finally:
         recorder.close()
-        experiment.engine.close()
+        simulation.engine.close()
 
 
 def summarise(
@@ -118,7 +118,7 @@ def summarise(
     )
     if "hint" in summary:
         log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
-    return summary | {"data": data_of(prepared.experiment), "peak_memory": peak_memory(prepared.hardware.device)}
+    return summary | {"data": data_of(prepared.simulation), "peak_memory": peak_memory(prepared.hardware.device)}
 
 
 def finish_run(
@@ -134,14 +134,14 @@ def finish_run(
         result_line(info.name, summary, job.directory)
 
 
-def run_info(job: Job, container: dict[str, Any], experiment: Experiment, state: State) -> RunInfo:
+def run_info(job: Job, container: dict[str, Any], simulation: Simulation, state: State) -> RunInfo:
     return RunInfo.of(
         job.directory,
         container,
         sweep_of(job),
-        total_rounds=experiment.rounds,
+        total_rounds=simulation.rounds,
         first_round=state.round,
-        classes=experiment.bench.data.classes,
+        classes=simulation.bench.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
     )

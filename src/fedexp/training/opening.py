@@ -19,11 +19,11 @@ from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt
 from fedexp.training import extension
-from fedexp.training.experiment import Experiment, Stage, State
 from fedexp.training.fastest import way_of
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.provenance import begin_span
+from fedexp.training.simulation import Simulation, Stage, State
 
 log = logging.getLogger("fedexp")
 NEW_LEVELS = 3  # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
@@ -55,18 +55,18 @@ def note_beginning(
     saved: checkpoint.Saved | None,
 ) -> None:
     """Note in the directory and in its log what is run, with what, from where on."""
-    experiment = prepared.experiment
+    simulation = prepared.simulation
     for sentence in foreign(container):
         log.warning("%s", sentence)
     log.info("hardware: %s", prepared.hardware.sentence())
     if slow := prepared.hardware.trouble():
         log.warning("hardware.precision=bf16: %s", slow)
     begin_span(state, prepared.hardware)
-    place_states(experiment, state)
+    place_states(simulation, state)
     (job.directory / files.SUMMARY).unlink(missing_ok=True)  # of a run that is given more rounds
     if saved is None or saved.state is None:
         say_that_it_begins_anew(job.directory, saved, built)
-        write_inputs(job, container, experiment)
+        write_inputs(job, container, simulation)
         if built.algorithm.paradigm != "centralized" and (remark := built.partition.remark()):
             log.warning("partition=%s: %s", job.choices["partition"], remark)
     else:
@@ -78,7 +78,7 @@ def note_beginning(
             origin.renew(job.directory, container)
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
-    origin.note(job.directory, container, experiment.bench.data, way_of(prepared.hardware))
+    origin.note(job.directory, container, simulation.bench.data, way_of(prepared.hardware))
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:
@@ -103,12 +103,12 @@ def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> No
     log.info("resuming after round %d%s", after, lost)
 
 
-def place_states(experiment: Experiment, state: State) -> None:
+def place_states(simulation: Simulation, state: State) -> None:
     """Decide where client states are kept, and say how large they are."""
-    federation = experiment.stages[0].federation
-    example = experiment.algorithm.client_init(experiment.initial, federation)
+    federation = simulation.stages[0].federation
+    example = simulation.algorithm.client_init(simulation.initial, federation)
     if each := tree.num_bytes(example):
-        home, resident, sentence = choose_place(each, federation.num_clients, experiment.bench.device)
+        home, resident, sentence = choose_place(each, federation.num_clients, simulation.bench.device)
         state.clients.place(home, resident)
         log.info("%s", sentence)
 
@@ -122,22 +122,22 @@ def write_options(job: Job, container: Mapping[str, Any]) -> None:
     storage.write_atomically(job.directory / ".hydra" / "overrides.yaml", overrides)
 
 
-def write_inputs(job: Job, container: Mapping[str, Any], experiment: Experiment) -> None:
+def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation) -> None:
     """Write what the run was asked to do and which data each client has."""
     write_options(job, container)
-    for name, stage in partition_files(experiment).items():
+    for name, stage in partition_files(simulation).items():
         partition = stage.partition
-        if len(experiment.stages) > 1:
-            partition = replace(partition, info=partition.info | {"rounds_per_task": experiment.rounds_per_task})
-        partition.save(job.directory / name, experiment.bench.data.classes)
-        task = f" of task {stage.federation.task + 1}" if len(experiment.stages) > 1 else ""
+        if len(simulation.stages) > 1:
+            partition = replace(partition, info=partition.info | {"rounds_per_task": simulation.rounds_per_task})
+        partition.save(job.directory / name, simulation.bench.data.classes)
+        task = f" of task {stage.federation.task + 1}" if len(simulation.stages) > 1 else ""
         log.info("partition=%s%s: %s", job.choices["partition"], task, partition.sentence())
 
 
-def partition_files(experiment: Experiment) -> dict[str, Stage]:
+def partition_files(simulation: Simulation) -> dict[str, Stage]:
     """Return file name -> the task whose partition it holds."""
-    names = [files.PARTITION, *(task_partition(number) for number in range(2, len(experiment.stages) + 1))]
-    return dict(zip(names, experiment.stages, strict=True))
+    names = [files.PARTITION, *(task_partition(number) for number in range(2, len(simulation.stages) + 1))]
+    return dict(zip(names, simulation.stages, strict=True))
 
 
 class RunLog(logging.FileHandler):

@@ -16,7 +16,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Evaluation
 from fedexp.metrics.accuracy import class_accuracy
 from fedexp.rundir.client_states import to
-from fedexp.training.experiment import Experiment
+from fedexp.training.simulation import Simulation
 
 
 def has_personal_models(algorithm: FedAvg) -> bool:
@@ -25,22 +25,22 @@ def has_personal_models(algorithm: FedAvg) -> bool:
 
 
 def evaluate_personal(
-    experiment: Experiment, server: Tree, kept: Mapping[int, Tree], number: int, of_global: Mapping[str, Evaluation]
+    simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int, of_global: Mapping[str, Evaluation]
 ) -> dict[str, np.ndarray]:
     """Return view of the test set -> class accuracies float64 [K, C] of each client's own model after round `number`.
 
     nan: a class that the client does not hold, or that the test set lacks. A client without a model of its own counts
     with the global one. kept: client -> its state; of_global: the tests of the global model.
     """
-    bench, info = experiment.bench, experiment.stage_of(number).federation
-    holds = np.sum([stage.partition.counts for stage in experiment.stages], axis=0) > 0
+    bench, info = simulation.bench, simulation.stage_of(number).federation
+    holds = np.sum([stage.partition.counts for stage in simulation.stages], axis=0) > 0
     totals = torch.bincount(bench.data.y_test, minlength=bench.data.num_classes).cpu().numpy()
     bench.net.set_buffers(server["buffers"])
     tests = {view: ModelTest(bench, server, bench.test_draws(view, number)) for view in of_global}
     correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in of_global}
     for client in range(len(holds)):
         state = to(kept[client], bench.device) if client in kept else None
-        model = experiment.algorithm.personal_model(server, client, state, info)
+        model = simulation.algorithm.personal_model(server, client, state, info)
         for view, evaluation in of_global.items():
             found = evaluation.class_correct if model is None else tests[view].right(model, holds[client])
             correct[view][client] = found.cpu().numpy()

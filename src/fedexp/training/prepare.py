@@ -1,4 +1,4 @@
-"""From a checked configuration to an experiment: loads the data, partitions it, makes model and engine."""
+"""From a checked configuration to a simulation: loads the data, partitions it, makes model and engine."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -31,18 +31,18 @@ from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
 from fedexp.models.own import has_batch_norm
 from fedexp.training import stopping
-from fedexp.training.experiment import Experiment, Stage
 from fedexp.training.fastest import with_fastest_way
 from fedexp.training.model_fit import check_parts, check_reads, making, read_like
 from fedexp.training.personal import has_personal_models
 from fedexp.training.public_data import PublicSet, one_of_each
+from fedexp.training.simulation import Simulation, Stage
 
 log = logging.getLogger("fedexp")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    experiment: Experiment
+    simulation: Simulation
     hardware: Resolved
 
 
@@ -91,7 +91,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
     check_reads(model, bench)
     mixes_examples = model.mixes_examples and has_batch_norm(module)
     engine = hardware.make_engine()
-    experiment = Experiment(
+    simulation = Simulation(
         settings=settings,
         seeds=built.seeds,
         algorithm=algorithm,
@@ -110,7 +110,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         if mixes_examples
         else {},
     )
-    return Prepared(experiment, hardware)
+    return Prepared(simulation, hardware)
 
 
 def metrics_of(built: Built) -> Metrics:

@@ -13,7 +13,7 @@ import torch
 import fedexp
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir.fingerprint import fingerprint
-from fedexp.training.experiment import State
+from fedexp.training.simulation import State
 
 
 def environment(container: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:

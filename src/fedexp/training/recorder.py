@@ -22,7 +22,7 @@ from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.trackers.base import RoundRecord, Tracker
-from fedexp.training.experiment import Experiment, State, Tested
+from fedexp.training.simulation import Simulation, State, Tested
 
 log = logging.getLogger("fedexp")
 
@@ -67,19 +67,19 @@ class Recorder:
     """Writes one run directory. What it has recorded is in the files before the next round starts."""
 
     def __init__(
-        self, directory: Path, experiment: Experiment, trackers: Sequence[Tracker], lengths: Mapping[str, int] | None
+        self, directory: Path, simulation: Simulation, trackers: Sequence[Tracker], lengths: Mapping[str, int] | None
     ):
         """Open the files. lengths: of the files at the checkpoint that the run resumes from; None for a new run."""
-        self.directory, self.experiment, self.trackers = directory, experiment, trackers
-        self.views = experiment.bench.views
+        self.directory, self.simulation, self.trackers = directory, simulation, trackers
+        self.views = simulation.bench.views
         classes = [file_of(files.CLASSES, view) for view in self.views]
-        names = (files.ROUNDS, *classes, files.CLIENTS, *((files.TASKS,) if experiment.has_tasks else ()))
+        names = (files.ROUNDS, *classes, files.CLIENTS, *((files.TASKS,) if simulation.has_tasks else ()))
         self.files = csv_files.RunFiles(directory, names, lengths)
         self.writing_seconds = 0.0  # since the last row
         self._saved_at, self._saving_seconds = time.perf_counter(), 0.0  # the last checkpoint: its end, what it took
         self.totals, self.task_totals = {}, {}  # of each view: examples of each class and of each task
         for view in self.views:
-            data = experiment.bench.tested_on(view).data
+            data = simulation.bench.tested_on(view).data
             self.totals[view] = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
             tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
             self.task_totals[view] = torch.bincount(tasks, minlength=data.num_tasks).cpu().numpy()
@@ -88,8 +88,8 @@ class Recorder:
         """Record round 0: the initial model, in each test view."""
         with uninterrupted():
             self._add_evaluations(state, 0, evaluations)
-            if self.experiment.metrics.needs_personal:  # nobody has another model yet
-                clients = self.experiment.settings.num_clients
+            if self.simulation.metrics.needs_personal:  # nobody has another model yet
+                clients = self.simulation.settings.num_clients
                 for tested in state.tested.values():
                     tested.history.add_personal(0, np.tile(tested.history.class_accuracy[-1], (clients, 1)))
             self._write_round(state, 0, evaluations, {})
@@ -132,7 +132,7 @@ class Recorder:
 
     def _keep_model(self, state: State) -> None:
         """Keep the model of this round, where `keep_models` asks for it."""
-        interval = self.experiment.settings.keep_models
+        interval = self.simulation.settings.keep_models
         if interval is not None and state.round % interval == 0:
             kept_models.save(self.directory, state.round, state.server)
 
@@ -162,7 +162,7 @@ class Recorder:
 
     def _is_due(self, number: int) -> bool:
         """Return whether to save the state after this round."""
-        interval = self.experiment.settings.checkpoint_interval
+        interval = self.simulation.settings.checkpoint_interval
         if interval is not None:
             return number % interval == 0
         return self._saving_seconds <= SAVING_SHARE * (time.perf_counter() - self._saved_at)
@@ -171,7 +171,7 @@ class Recorder:
         if result.not_finite is not None:
             log.warning("round %d: %s; the run has diverged", result.round, what_is_not_finite(result.not_finite))
             state.status, state.not_finite = "diverged", result.not_finite
-        elif result.round == self.experiment.rounds:
+        elif result.round == self.simulation.rounds:
             state.status = "completed"
 
     def _add_evaluations(self, state: State, number: int, evaluations: Mapping[str, Evaluation]) -> None:
@@ -179,18 +179,18 @@ class Recorder:
             tested, correct = state.tested[view], evaluation.class_correct.cpu().numpy()
             tested.history.add(number, class_accuracy(correct, self.totals[view]))
             tested.accuracy.append((number, overall_accuracy(correct, self.totals[view])))
-            if self.experiment.has_tasks:
+            if self.simulation.has_tasks:
                 right = class_accuracy(evaluation.task_correct.cpu().numpy(), self.task_totals[view])
                 tested.tasks.append((number, right.tolist()))
 
     def learned(self, number: int) -> int:
         """Return the number of tasks begun when round `number` is over; 0 before the first round."""
-        return -(-number // self.experiment.rounds_per_task)
+        return -(-number // self.simulation.rounds_per_task)
 
     def task_history(self, tested: Tested) -> TaskHistory:
         """Return the history of the last round and the ends of the tasks before it: all that its values are made of."""
-        ends = [each for each in tested.tasks[:-1] if each[0] % self.experiment.rounds_per_task == 0]
-        return TaskHistory.of([*ends, *tested.tasks[-1:]], self.experiment.rounds_per_task)
+        ends = [each for each in tested.tasks[:-1] if each[0] % self.simulation.rounds_per_task == 0]
+        return TaskHistory.of([*ends, *tested.tasks[-1:]], self.simulation.rounds_per_task)
 
     def _write_round(
         self, state: State, number: int, evaluations: Mapping[str, Evaluation], values: Mapping[str, float | int]
@@ -204,7 +204,7 @@ class Recorder:
         row: dict[str, Any] = {"round": number}
         row |= {named(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
         row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
-        row |= {"task": self.learned(number)} if self.experiment.has_tasks else {}
+        row |= {"task": self.learned(number)} if self.simulation.has_tasks else {}
         for view, columns in tested.items():
             row |= all_named(columns, view)
         row |= {name: values.get(name) for name in TAIL}
@@ -220,9 +220,9 @@ class Recorder:
     def _view_values(self, tested: Tested, evaluation: Evaluation | None) -> dict[str, Any]:
         """Return the columns of rounds.csv that a view has; all None where the round was not evaluated."""
         values: dict[str, Any] = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
-        if self.experiment.has_tasks:
+        if self.simulation.has_tasks:
             values |= self.task_history(tested).values()
-        values |= self.experiment.metrics.round_values(tested.history)
+        values |= self.simulation.metrics.round_values(tested.history)
         return dict.fromkeys(values) if evaluation is None else values | {"test_loss": float(evaluation.loss)}
 
     def _write_classes(self, state: State, number: int) -> None:
@@ -234,23 +234,23 @@ class Recorder:
 
     def _write_tasks(self, state: State, number: int) -> None:
         """Write the rows of tasks.csv, where there are tasks."""
-        if not self.experiment.has_tasks:
+        if not self.simulation.has_tasks:
             return
         row = {"round": number, "task": self.learned(number)}
         found = [all_named({"accuracy": state.tested[view].tasks[-1][1]}, view) for view in self.views]
         columns = {name: values for each in found for name, values in each.items()}
-        rows = ({name: values[s] for name, values in columns.items()} for s in range(len(self.experiment.stages)))
+        rows = ({name: values[s] for name, values in columns.items()} for s in range(len(self.simulation.stages)))
         self.files.append(files.TASKS, (row | {"evaluated_task": s} | each for s, each in enumerate(rows, 1)))
 
     def _write_clients(self, state: State, result: RoundResult) -> None:
         local: dict[str, np.ndarray] = {}
         for view in result.local_class_correct or ():
-            local |= all_named(self.experiment.metrics.client_values(state.tested[view].history), view)
-        parts = self.experiment.stage_of(result.round).federation.parts
+            local |= all_named(self.simulation.metrics.client_values(state.tested[view].history), view)
+        parts = self.simulation.stage_of(result.round).federation.parts
         rows = []
         for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
             row: dict[str, Any] = {"round": result.round, "client": client}
-            if self.experiment.has_tasks:
+            if self.simulation.has_tasks:
                 row["role"] = type(result.cohort.roles[i]).__name__.lower()
             row |= {"examples": len(parts[client]), "steps": schedule.steps}
             row |= {"train_loss": result.losses[i]} | {name: float(values[i]) for name, values in local.items()}
@@ -274,7 +274,7 @@ class Recorder:
             **{name: value for values in further for name, value in values.items()},
             **{named("rounds_to_target", view): each for view, each in targets.items() if not validated},
             "rounds": state.round,
-            **({"left_out": self.experiment.left_out} if self.experiment.left_out else {}),
+            **({"left_out": self.simulation.left_out} if self.simulation.left_out else {}),
             **({"stopped": state.stopped} if state.status == "stopped" else {}),
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             **({"hint": hint} if (hint := self.hint(state)) else {}),
@@ -285,22 +285,22 @@ class Recorder:
     def _view_summary(self, tested: Tested, best: int | None) -> dict[str, Any]:
         """Return what summary.json says of a view. best: the round that the validation set has chosen; None: the best
         of this view is its highest accuracy."""
-        settings, last = self.experiment.settings, tested.accuracy[-1][1]
+        settings, last = self.simulation.settings, tested.accuracy[-1][1]
         trained = [(number, value) for number, value in tested.accuracy if number >= 1]
         rounds, values = [number for number, _ in trained], [value for _, value in trained]
         return {
             "accuracy": last,
             "best_accuracy": max(values, default=last) if best is None else dict(trained)[best],
-            **{k: plain(v) for k, v in self.experiment.metrics.summary(tested.history).items()},
-            **(self.task_history(tested).summary() if self.experiment.has_tasks else {}),
+            **{k: plain(v) for k, v in self.simulation.metrics.summary(tested.history).items()},
+            **(self.task_history(tested).summary() if self.simulation.has_tasks else {}),
             "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
         }
 
     def hint(self, state: State) -> str:
         """Return what the algorithm says of a run that diverged or never was twice as good as chance."""
         best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
-        failed = state.status == "diverged" or best * self.experiment.bench.data.num_classes < 2
-        return self.experiment.algorithm.hint if failed else ""
+        failed = state.status == "diverged" or best * self.simulation.bench.data.num_classes < 2
+        return self.simulation.algorithm.hint if failed else ""
 
     def close(self) -> None:
         self.files.close()

@@ -11,10 +11,10 @@ from fedexp.core.pictures import Pictures
 from fedexp.core.views import VIEWS, file_of
 from fedexp.figures import make_figures, missing_figures
 from fedexp.rundir import files
-from fedexp.training.experiment import State
+from fedexp.training.simulation import State
 
 if TYPE_CHECKING:
-    from fedexp.training.experiment import Experiment
+    from fedexp.training.simulation import Simulation
 
 log = logging.getLogger("fedexp")
 
@@ -65,11 +65,11 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
     return [directory / name for name in names if (directory / name).exists()] + list(pictures)
 
 
-def data_of(experiment: "Experiment") -> dict[str, int]:
+def data_of(simulation: "Simulation") -> dict[str, int]:
     """Return the numbers of a run that stand against the expected ones, for its summary."""
     import torch
 
-    data, federation = experiment.bench.data, experiment.stages[0].federation
+    data, federation = simulation.bench.data, simulation.stages[0].federation
     learned = torch.tensor(sorted(set().union(*federation.tasks)), device=data.y_train.device)
     return {
         "train": int(torch.isin(data.y_train, learned).sum()),

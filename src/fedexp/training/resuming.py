@@ -22,11 +22,11 @@ from fedexp.rundir.mending import begin_again_where_damaged
 from fedexp.rundir.reader import finished_summary
 from fedexp.trackers.progress import result_table
 from fedexp.training import extension
-from fedexp.training.experiment import Experiment, State
 from fedexp.training.opening import partition_files
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
 from fedexp.training.results import draw_missing, result_files
+from fedexp.training.simulation import Simulation, State
 from fedexp.training.stopping import is_over, why_stopped
 
 log = logging.getLogger("fedexp")
@@ -79,14 +79,14 @@ def find_elsewhere(job: Job, container: Mapping[str, Any]) -> dict[str, Any] | N
 
 def first_state(job: Job, prepared: Prepared, saved: checkpoint.Saved | None) -> State:
     """Return the state that the rounds begin from: a saved one, if the run and its data are still the same, or new."""
-    experiment = prepared.experiment
+    simulation = prepared.simulation
     if saved is None or saved.state is None:
-        return experiment.initial_state()
+        return simulation.initial_state()
     state = State.from_tree(saved.state, prepared.hardware.device, job.directory)
-    origin.check_data(job.directory, experiment.bench.data)
-    check_partition(job.directory, experiment)
-    check_begun(job.directory, experiment.cohorts, state.round)
-    if state.status in ("completed", "stopped") and state.round < experiment.rounds:
+    origin.check_data(job.directory, simulation.bench.data)
+    check_partition(job.directory, simulation)
+    check_begun(job.directory, simulation.cohorts, state.round)
+    if state.status in ("completed", "stopped") and state.round < simulation.rounds:
         state.status, state.stopped = "running", {}
     return state
 
@@ -121,8 +121,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def check_partition(directory: Path, experiment: Experiment) -> None:
+def check_partition(directory: Path, simulation: Simulation) -> None:
     """Raise ConfigError unless the data still give the partitions that the run began with."""
-    for name, stage in partition_files(experiment).items():
+    for name, stage in partition_files(simulation).items():
         if Partition.load(directory / name).hash != stage.partition.hash:
             raise ConfigError(f"resume={directory}: the data now give another partition than this run began with")

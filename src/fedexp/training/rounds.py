@@ -16,16 +16,16 @@ from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
 from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
-from fedexp.training.experiment import Experiment, State
 from fedexp.training.neurons import local_models, measure
 from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, RoundResult
+from fedexp.training.simulation import Simulation, State
 from fedexp.training.stopping import Stopping, Watch
 
 
 def run_rounds(
-    experiment: Experiment,
+    simulation: Simulation,
     state: State,
     recorder: Recorder,
     deadline: Deadline | None = None,
@@ -34,20 +34,20 @@ def run_rounds(
     """Run from the state's round to the last one, or until `stop` or `watch` ends it. Interrupted, it saves the state
     after the last whole round; so it does, and raises BudgetSpent, before a round that would not be saved by the
     deadline."""
-    settings, first, deadline = experiment.settings, state.round + 1, deadline or Deadline()
+    settings, first, deadline = simulation.settings, state.round + 1, deadline or Deadline()
     recent = deque([state.seconds / state.round] if state.round else [deadline.needed], maxlen=3)  # seconds of rounds
-    stopping = Stopping(experiment, watch, recorder.summary)
-    profiled_round = min(first + 1, experiment.rounds) if settings.profile else None  # the first one warms up
+    stopping = Stopping(simulation, watch, recorder.summary)
+    profiled_round = min(first + 1, simulation.rounds) if settings.profile else None  # the first one warms up
     try:
         if not state.accuracy:
-            recorder.record_initial(state, evaluate(experiment, state.server, 0))
+            recorder.record_initial(state, evaluate(simulation, state.server, 0))
         if state.status == "running" and stopping.out_of_patience(state):  # it was resumed and stays so
             recorder.stop(state, stopping.reason(state, 0.0))
         while state.status == "running":
             number, start = state.round + 1, time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
-                result = play_round(experiment, state)
+                result = play_round(simulation, state)
             recorder.record_round(state, result)
             recent.append(time.perf_counter() - start)
             if state.status == "running" and (why := stopping.reason(state, max(recent))):
@@ -59,24 +59,24 @@ def run_rounds(
 
 
 @subnormals_as_zero()
-def play_round(experiment: Experiment, state: State) -> RoundResult:
+def play_round(simulation: Simulation, state: State) -> RoundResult:
     """Compute one round from a state that it leaves unchanged."""
     clock, number = Clock(), state.round + 1
-    algorithm, bench, info = experiment.algorithm, experiment.bench, experiment.stage_of(number).federation
-    evaluated = number % experiment.settings.eval_interval == 0 or experiment.ends_task(number)
+    algorithm, bench, info = simulation.algorithm, simulation.bench, simulation.stage_of(number).federation
+    evaluated = number % simulation.settings.eval_interval == 0 or simulation.ends_task(number)
     server = state.server
-    if number > 1 and experiment.within_task(number) == 1:
-        server = algorithm.begin_task(server, experiment.initial | experiment.initial_buffers, info)
-    clients = sample(experiment, number)
+    if number > 1 and simulation.within_task(number) == 1:
+        server = algorithm.begin_task(server, simulation.initial | simulation.initial_buffers, info)
+    clients = sample(simulation, number)
     kept: Mapping[int, Tree] = state.clients
     done: list[CohortResult] = []
 
     # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
     for exchange in algorithm.exchanges(info):
-        local = evaluated and experiment.metrics.needs_local and exchange.trains_model
-        done.append(run_exchange(experiment, exchange, server, kept, number, clients, clock, local))
+        local = evaluated and simulation.metrics.needs_local and exchange.trains_model
+        done.append(run_exchange(simulation, exchange, server, kept, number, clients, clock, local))
         kept = ChainMap(dict(zip(clients, done[-1].trained.states, strict=True)), kept)  # type: ignore[arg-type]
-        server = aggregate(experiment.server_optimizer, exchange, server, done[-1])
+        server = aggregate(simulation.server_optimizer, exchange, server, done[-1])
         clock.lap("aggregation")
 
     # 2. Refine on the server.
@@ -86,17 +86,17 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
     clock.lap("refinement")
 
     # 3. At the end of a task that another follows, what all clients are asked for.
-    if experiment.ends_task(number) and number < experiment.rounds:
+    if simulation.ends_task(number) and number < simulation.rounds:
         for exchange in algorithm.closing_exchanges(info):
-            server, groups = aggregate_all(experiment, exchange, server, state.clients, number, clock)
+            server, groups = aggregate_all(simulation, exchange, server, state.clients, number, clock)
             done += groups
 
     # 4. Evaluate the new global model.
-    evaluations = evaluate(experiment, server, number) if evaluated else {}
+    evaluations = evaluate(simulation, server, number) if evaluated else {}
     personal = {}
-    if evaluated and experiment.metrics.needs_personal:
-        personal = evaluate_personal(experiment, server, kept, number, evaluations)
-    alignment = align(experiment, state.server, server, done) if number == experiment.rounds else []
+    if evaluated and simulation.metrics.needs_personal:
+        personal = evaluate_personal(simulation, server, kept, number, evaluations)
+    alignment = align(simulation, state.server, server, done) if number == simulation.rounds else []
     clock.lap("evaluation")
     evaluating = sum(each.trained.evaluation_seconds for each in done)
     clock.seconds["train"] -= evaluating
@@ -112,7 +112,7 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
         losses=done[0].losses,
         train_loss=train_loss,
         not_finite=None if finite else not_finite(done),
-        lr=experiment.lr_at(number),
+        lr=simulation.lr_at(number),
         evaluations=evaluations,
         local_class_correct=evaluated_local[-1] if evaluated_local else None,
         personal=personal,
@@ -124,19 +124,19 @@ def play_round(experiment: Experiment, state: State) -> RoundResult:
     )
 
 
-def evaluate(experiment: Experiment, server: Tree, number: int) -> dict[str, Evaluation]:
+def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Evaluation]:
     """Test the global model after round `number` in each test view."""
     model = model_of(server)  # once: an engine of several processes sends each object that it has not seen
-    bench = experiment.bench
-    return {view: experiment.engine.evaluate(bench, model, view, number) for view in bench.views}
+    bench = simulation.bench
+    return {view: simulation.engine.evaluate(bench, model, view, number) for view in bench.views}
 
 
-def align(experiment: Experiment, before: Tree, after: Tree, done: Sequence[CohortResult]) -> list[dict[str, Any]]:
+def align(simulation: Simulation, before: Tree, after: Tree, done: Sequence[CohortResult]) -> list[dict[str, Any]]:
     """Compute the alignment of neurons over this round, where a metric asks for it."""
-    if not experiment.metrics.needs_neurons:
+    if not simulation.metrics.needs_neurons:
         return []
     found = [local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)) for each in done]
-    bench = experiment.bench.tested_on(experiment.bench.views[0])
+    bench = simulation.bench.tested_on(simulation.bench.views[0])
     return measure(bench, model_of(before), model_of(after), next(filter(None, reversed(found)), []))
 
 

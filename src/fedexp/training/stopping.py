@@ -12,7 +12,7 @@ from fedexp.core.settings import Stop
 from fedexp.core.views import PLAIN, VALIDATION
 
 if TYPE_CHECKING:
-    from fedexp.training.experiment import Experiment, State
+    from fedexp.training.simulation import Simulation, State
 
 PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
 Watch = Callable[[int, Mapping[str, Any]], bool]  # (round, summary so far) -> whether the run is of no more use
@@ -34,10 +34,10 @@ def waited(accuracy: Sequence[tuple[int, float]]) -> int:
 class Stopping:
     """Says after each round whether the run ends with it. The time runs from the making of the object."""
 
-    def __init__(self, experiment: "Experiment", watch: Watch | None, summary: Callable[["State"], Mapping[str, Any]]):
+    def __init__(self, simulation: "Simulation", watch: Watch | None, summary: Callable[["State"], Mapping[str, Any]]):
         """summary: what summary.json would hold after a state."""
-        self.stop, self.watch, self.summary = experiment.stop, watch, summary
-        minutes = experiment.stop.minutes
+        self.stop, self.watch, self.summary = simulation.stop, watch, summary
+        minutes = simulation.stop.minutes
         self.end = None if minutes is None else time.perf_counter() + 60 * minutes
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Simulation:
     """Everything that a run is made of, checked and loaded."""
 
     settings: Settings
