@@ -161,7 +161,7 @@ def latex(parts: Sequence[Section]) -> str:
     return "\n".join(texts)
 
 
-def plain_number(value: Any) -> str:
+def plain_number(value: object) -> str:
     if value is None or value != value:
         return "-"
     return str(value) if isinstance(value, str | int | np.integer) else f"{value:.4g}"

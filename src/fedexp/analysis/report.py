@@ -107,7 +107,7 @@ def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def markdown(table: pd.DataFrame, forms: dict[str, str]) -> str:
-    def cell(name: str, value: Any) -> str:
+    def cell(name: str, value: float | str | None) -> str:
         return "" if pd.isna(value) else forms[name].format(value)
 
     lines = ["| " + " | ".join(forms) + " |", "|" + " --- |" * len(forms)]

@@ -114,7 +114,7 @@ def read_block(node: Mapping[str, Any]) -> Block:
     return Block(axes, tuple(node.get("with", ())), tuple(node["measures"]))
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """Return a yaml scalar as it is typed on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

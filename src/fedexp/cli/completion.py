@@ -188,7 +188,7 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def as_typed(value: Any) -> str:
+def as_typed(value: object) -> str:
     """Return a value as typed, empty where the shell would interpret it: only plain values are worth offering."""
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"[{text}]" if isinstance(value, list) else "" if "$" in text else text

@@ -101,6 +101,6 @@ def without_hydra(config: DictConfig) -> DictConfig:
     return own
 
 
-def plain(node: Any) -> Any:
+def plain(node: object) -> Any:
     """Return a node of Hydra's as plain values, not resolved: a path may hold what would be an interpolation."""
     return OmegaConf.to_container(node, resolve=False)

@@ -129,7 +129,7 @@ def _attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T 
         return None
 
 
-def make_target(node: Any, key: str, base: type[T]) -> T:
+def make_target(node: object, key: str, base: type[T]) -> T:
     """Build the dataclass that `node._target_` names, its nested nodes first; it must derive from `base`."""
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"{key}: must be one of the group's options (a node with _target_), got {node!r}")
@@ -188,7 +188,7 @@ def part_in(annotation: Any) -> type | None:
     return next(filter(None, map(part_in, getattr(annotation, "__args__", ()))), None)
 
 
-def convert_part(annotation: Any, base: type, value: Any, key: str) -> Any:
+def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
     """A node with _target_, or a list of them, as objects of the class that the annotation names."""
     if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
         return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
@@ -199,7 +199,7 @@ def convert_part(annotation: Any, base: type, value: Any, key: str) -> Any:
     raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
 
 
-def converted_by_omegaconf(annotation: Any, value: Any) -> Any:
+def converted_by_omegaconf(annotation: Any, value: object) -> Any:
     node = OmegaConf.structured(holder_of(annotation))
     node.value = value
     return OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
@@ -210,7 +210,7 @@ def holder_of(annotation: Any) -> type:
     return dataclasses.make_dataclass("Holder", [("value", annotation)])
 
 
-def numbers_in(value: Any) -> list[Any]:
+def numbers_in(value: object) -> list[Any]:
     """Yield the scalars of nested lists."""
     return [each for item in value for each in numbers_in(item)] if isinstance(value, list) else [value]
 

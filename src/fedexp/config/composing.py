@@ -97,7 +97,7 @@ def check_called(config: DictConfig) -> None:
             )
 
 
-def called_names(node: Any, key: str) -> Iterator[tuple[str, str]]:
+def called_names(node: object, key: str) -> Iterator[tuple[str, str]]:
     """Yield (key, name) of everything in a node of Hydra's that is imported when Hydra uses it, interpolations
     followed."""
     strict, last = key.split(".")[1:2] and key.split(".")[1] in CALLED, key.rpartition(".")[2]
@@ -120,7 +120,7 @@ def called_names(node: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, str(of_hydra.written(node))
 
 
-def followed(node: Any, key: str) -> Any:
+def followed(node: object, key: str) -> Any:
     """Follow an interpolation to its value; None for a text that is only known when the job runs (a directory)."""
     try:
         return of_hydra.resolved(node)

@@ -76,7 +76,7 @@ def named_by(name: str, folders: Sequence[Path] | None = None, keys: Collection[
     return None
 
 
-def targets(node: Any, keys: Collection[str] = ("_target_",)) -> Iterator[str]:
+def targets(node: object, keys: Collection[str] = ("_target_",)) -> Iterator[str]:
     """Yield every `_target_` in nested dicts and lists."""
     if isinstance(node, dict):
         yield from (node[key] for key in keys if isinstance(node.get(key), str))

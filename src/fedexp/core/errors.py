@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes beside 0
 
@@ -58,7 +57,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     return f" (nearest: '{by_letters[match[0]]}')" if match else ""
 
 
-def require(condition: bool, key: str, value: Any, allowed: str) -> None:
+def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError(`key=value: must be <allowed>`) unless the condition holds; see `collecting`."""
     if condition:
         return

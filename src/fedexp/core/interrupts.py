@@ -5,7 +5,6 @@ ends in a RecursionError.
 """
 
 import signal
-from typing import Any
 
 _noted: list[int] = []  # signals that have come while they were held
 
@@ -31,11 +30,11 @@ def release() -> None:
         raise KeyboardInterrupt
 
 
-def _note(number: int, frame: Any) -> None:
+def _note(number: int, frame: object) -> None:
     _noted.append(number)
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 

@@ -28,7 +28,7 @@ class Pictures:
         require(there, "figures.style", self.style, "a matplotlib style file that is there, or null")
 
     @classmethod
-    def of(cls, node: Any) -> Self:
+    def of(cls, node: object) -> Self:
         """Return what the configuration of a run says; the defaults where it says nothing that can be used (an older
         run, a style file that has gone)."""
         if isinstance(node, bool):
@@ -50,7 +50,7 @@ class Pictures:
 PNG = Pictures()  # what is drawn unless a configuration says otherwise
 
 
-def as_node(value: Any) -> Any:
+def as_node(value: object) -> Any:
     """Return the node that `figures=false` or `figures=true` stands for."""
     return {"draw": value} if isinstance(value, bool) else value
 

@@ -19,47 +19,47 @@ from fedexp.rundir.files import CHECKPOINT_FORMAT
 STATUSES = ("running", "completed", "diverged", "stopped")
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+def is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) in (int, float) and math.isfinite(value) and value >= 0
 
 
-def is_share(value: Any) -> bool:
+def is_share(value: object) -> bool:
     """Return whether a value is an accuracy; nan where a class or task has no test example."""
     return type(value) is float and (0 <= value <= 1 or math.isnan(value))
 
 
-def is_dict(key: Callable[[Any], bool], value: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def is_dict(key: Callable[[object], bool], value: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda node: isinstance(node, dict) and all(key(k) and value(v) for k, v in node.items())
 
 
-def is_list(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def is_list(item: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda node: isinstance(node, list) and all(item(each) for each in node)
 
 
-def is_pair(value: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def is_pair(value: Callable[[object], bool]) -> Callable[[object], bool]:
     """Return whether a value is a pair (round, value)."""
     return lambda node: isinstance(node, tuple | list) and len(node) == 2 and is_count(node[0]) and value(node[1])
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
 # Key -> whether a value has the right type: what the tests in one view have found, and a whole checkpoint.
-TESTED: Mapping[str, Callable[[Any], bool]] = {
+TESTED: Mapping[str, Callable[[object], bool]] = {
     "accuracy": is_list(is_pair(is_share)),
     "tasks": is_list(is_pair(is_list(is_share))),
     "history": is_dict(is_text, is_tensor),
 }
-FORM: Mapping[str, Callable[[Any], bool]] = {
+FORM: Mapping[str, Callable[[object], bool]] = {
     **TESTED,
     "round": is_count,
     "examples": is_count,
@@ -73,13 +73,13 @@ FORM: Mapping[str, Callable[[Any], bool]] = {
     "alignment": is_list(lambda value: isinstance(value, dict)),
     "lengths": is_dict(lambda key: is_text(key) and key in files.TABLES, is_count),
 }
-OPTIONAL: Mapping[str, Callable[[Any], bool]] = {  # what older checkpoints lack
+OPTIONAL: Mapping[str, Callable[[object], bool]] = {  # what older checkpoints lack
     "checksums": is_dict(lambda key: is_text(key) and key in files.TABLES, is_count),
     "first_view": lambda value: is_text(value) and value in VIEWS,
     "views": is_dict(
         lambda view: view in VIEWS and view != PLAIN,
         lambda tested: (
-            is_dict(is_text, lambda _: True)(tested)
+            isinstance(tested, dict)
             and tested.keys() == TESTED.keys()
             and all(fits(tested[key]) for key, fits in TESTED.items())
         ),
@@ -89,7 +89,7 @@ OPTIONAL: Mapping[str, Callable[[Any], bool]] = {  # what older checkpoints lack
 ARRAYS = ("counts", "rounds_per_task", "rounds", "class_accuracy", "local_rounds", "sampled", "local_class_accuracy")
 
 
-def check_form(path: Path, state: Any) -> None:
+def check_form(path: Path, state: object) -> None:
     """Raise ConfigError unless a loaded checkpoint has the keys and types of one."""
     if not isinstance(state, dict):
         raise ConfigError(f"{path}: not a checkpoint (holds {type(state).__name__})")

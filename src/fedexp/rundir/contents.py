@@ -84,7 +84,7 @@ def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
     return content
 
 
-def strange(node: Any) -> str:
+def strange(node: object) -> str:
     """Return what in a tree of values no run has written; "" where it is sound."""
     if isinstance(node, dict):
         if odd := next((key for key in node if not isinstance(key, str | int)), None):
@@ -97,7 +97,7 @@ def strange(node: Any) -> str:
     return "" if node is None or isinstance(node, str | int) else f"holds a {type(node).__name__}"
 
 
-def mapping(content: Any) -> dict[str, Any]:
+def mapping(content: object) -> dict[str, Any]:
     """Return the content, a mapping whose keys are texts. Raises Damaged for any other."""
     if not isinstance(content, dict):
         raise Damaged(f"holds {kind_of(content)}, not a mapping")
@@ -116,7 +116,7 @@ def read_overrides(path: Path) -> list[str]:
     return content
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return the kind of a value in words."""
     names = {dict: "a mapping", list: "a list", str: "a text", type(None): "nothing", bool: "a truth value"}
     return names.get(type(value), "a number")

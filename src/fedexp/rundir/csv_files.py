@@ -126,7 +126,7 @@ def check_beginning(path: Path, length: int, expected: int | None) -> None:
         raise TableDamaged(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     if value is None or value != value:
         return ""
     return repr(float(value)) if isinstance(value, float) else value

@@ -65,7 +65,7 @@ LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layou
 PARTITION_NUMBERS = ("alpha", "shards_per_client")
 
 
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(node: object, prefix: str = "") -> dict[str, Any]:
     """Flatten nested dicts to one dict with dotted keys."""
     if not isinstance(node, dict):
         return {prefix: node}
@@ -113,12 +113,12 @@ def is_free(key: str) -> bool:
     return f"{key}.".startswith(tuple(f"{free}." for free in FREE)) or (found is not None and found[2] != "root")
 
 
-def is_neutral(key: str, value: Any) -> bool:
+def is_neutral(key: str, value: object) -> bool:
     """Return whether this value of an option leaves a run as it was before there was the option."""
     return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (value is None and LAYOUT.fullmatch(key) is not None)
 
 
-def without_neutral(node: Any, prefix: str = "") -> Any:
+def without_neutral(node: object, prefix: str = "") -> Any:
     """Return nested dicts and lists without the values that `is_neutral`."""
     if isinstance(node, list):
         return [without_neutral(item, f"{prefix}{number}.") for number, item in enumerate(node)]
@@ -130,14 +130,14 @@ def without_neutral(node: Any, prefix: str = "") -> Any:
     return {key: without_neutral(value, f"{prefix}{key}.") for key, value in kept.items()}
 
 
-def numbered(node: Any) -> Any:
+def numbered(node: object) -> Any:
     """Return nested dicts and lists in which a list that holds dicts is a dict with the keys "0", "1", ..."""
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = {str(number): item for number, item in enumerate(node)}
     return {key: numbered(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
-def class_name(target: Any) -> Any:
+def class_name(target: object) -> Any:
     """Return the name that a `_target_` counts as: fedexp's classes by their name alone, a user's own with its
     module."""
     text = str(target)

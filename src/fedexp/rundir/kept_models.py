@@ -91,7 +91,7 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
     return models, problems
 
 
-def model_in(path: Path, state: Any, number: int) -> KeptModel:
+def model_in(path: Path, state: object, number: int) -> KeptModel:
     """Return the model that a loaded file holds; raise ConfigError unless it is one, of that round."""
     if not isinstance(state, dict) or not is_count(state.get("round")) or state["round"] != number:
         raise ConfigError(f"{path}: not a model of round {number}")

@@ -6,7 +6,7 @@ from __future__ import annotations  # pandas takes long to import
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -19,43 +19,45 @@ OVER = ("completed", "diverged", "stopped")  # status of a run that has come to 
 STATUSES = (*OVER, "failed")
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 10**9
 
 
-def is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[float]:
+    return (
+        isinstance(value, int | float) and type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value)
+    )
 
 
-def is_share(value: Any) -> bool:
+def is_share(value: object) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
-def is_mapping(value: Any) -> bool:
+def is_mapping(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def is_seed(value: Any) -> bool:
+def is_seed(value: object) -> bool:
     return type(value) is int and abs(value) < 2**64
 
 
-def or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: value is None or check(value)
 
 
-def numbers_by_name(value: Any) -> bool:
+def numbers_by_name(value: object) -> bool:
     return isinstance(value, dict) and all(item is None or is_number(item) for item in value.values())
 
 
-def ends_of_tasks(value: Any) -> bool:
+def ends_of_tasks(value: object) -> bool:
     """Return whether it is `tasks` of a summary: of each task its number and the two accuracies at its end."""
     names = ("average_accuracy", "new_task_accuracy")
     return isinstance(value, list) and all(
@@ -66,14 +68,14 @@ def ends_of_tasks(value: Any) -> bool:
     )
 
 
-def numbers_of_layers(value: Any) -> bool:
+def numbers_of_layers(value: object) -> bool:
     """Return whether it is `alignment` of a summary: numbers by the name of a pair of models, for each layer."""
     return isinstance(value, list) and all(isinstance(layer, dict) for layer in value)
 
 
 SHARES = ("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy", "personal_accuracy")
 NUMBERS = ("forgetting", "round_forgetting", "task_forgetting", "personal_forgetting")
-SUMMARY: Mapping[str, Callable[[Any], bool]] = {
+SUMMARY: Mapping[str, Callable[[object], bool]] = {
     **{named(name, view): or_none(is_share) for name in SHARES for view in VIEWS},
     **{named(name, view): or_none(is_number) for name in NUMBERS for view in VIEWS},
     **dict.fromkeys(("algorithm", "dataset"), is_text),
@@ -94,7 +96,7 @@ REQUIRED = ("algorithm", "dataset", "rounds")  # of a run that is over
 RESULTS = ("accuracy", "best_accuracy")  # likewise, on the test set or on the validation set
 ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))  # columns of rounds.csv, of which it has one
 LAST_KEY = "choices"  # of config.yaml
-CONFIG: Mapping[str, Callable[[Any], bool]] = {
+CONFIG: Mapping[str, Callable[[object], bool]] = {
     "choices": is_mapping,
     **dict.fromkeys(("algorithm", "dataset", "partition", "scenario", "hardware", "tracker"), or_none(is_mapping)),
     "seed": or_none(is_seed),
@@ -107,7 +109,7 @@ CONFIG: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def check_types(content: Mapping[str, Any], types: Mapping[str, Callable[[Any], bool]]) -> str:
+def check_types(content: Mapping[str, Any], types: Mapping[str, Callable[[object], bool]]) -> str:
     """Return which value has not the type that a run writes there."""
     wrong = [key for key, fits in types.items() if key in content and not fits(content[key])]
     return f"holds no valid `{wrong[0]}` ({str(content[wrong[0]])[:60]})" if wrong else ""

@@ -234,7 +234,7 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _hardware(value: Any) -> str:
+def _hardware(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None) or "-"
     return "-" if value is None else str(value)

@@ -314,7 +314,7 @@ def what_is_not_finite(clients: Sequence[int]) -> str:
     return f"the loss or the model of {'client' if len(clients) == 1 else 'clients'} {named} is not finite"
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return plain values: NaN and Inf as None (json and W&B have no place for them), numpy scalars as Python's."""
     if isinstance(value, np.generic):
         value = value.item()

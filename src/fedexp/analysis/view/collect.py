@@ -62,7 +62,7 @@ class Pool:
         self.items: list[Any] = []
         self._places: dict[str, int] = {}
 
-    def add(self, item: Any) -> int:
+    def add(self, item: object) -> int:
         """Add a value once and return its place."""
         key = json.dumps(item)
         if key not in self._places:
@@ -166,7 +166,7 @@ def error_of(run: RunDirectory) -> str | None:
         return None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a value without what JSON cannot hold, numbers to four significant digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
@@ -255,7 +255,7 @@ def configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
     return differing + same
 
 
-def as_typed(value: Any) -> str:
+def as_typed(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
