@@ -25,7 +25,10 @@ SUMMARY = {
     "seed": 3,
     "seconds": 3725.0,
     "train_samples_per_second": 12345.6,
-    "hardware": {"device": "cpu", "engine": "sequential", "gpu": None},
+    "hardware": {
+        **{"device": "cpu", "engine": "sequential", "gpu": None, "convolution": "direct"},
+        **{"by_timing": ["convolution"], "seconds_of_a_step": {"fp32 direct": 0.003}},
+    },
 }
 
 
@@ -189,7 +192,7 @@ def test_result_as_plain_text(tmp_path, monkeypatch):
         "rounds to target": "0.5: 7, 0.99: never",
         "time": "1:02:05",
         "samples/s": "12,346",
-        "hardware": "device cpu, engine sequential",
+        "hardware": "device cpu, engine sequential, convolution direct (by timing)",
     }
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
 
