@@ -17,8 +17,8 @@ from fedexp.engine.hardware import Hardware
 from fedexp.engine.timed import Way
 from fedexp.models.cnn import CNN
 from fedexp.models.winograd import Conv2d
-from fedexp.rundir import origin
-from fedexp.training import fastest
+from fedexp.rundir import files, origin
+from fedexp.training import fastest, resuming
 from toy_federation import HARDWARE, make_simulation
 
 WINOGRAD, DIRECT, BF16 = Way("fp32", "winograd"), Way("fp32", "direct"), Way("bf16", "direct")
@@ -254,6 +254,17 @@ def test_a_run_directory_notes_the_way(tmp_path):
     data = make_simulation().bench.data
     origin.note(tmp_path, {}, data, {"precision": "fp32", "convolution": "direct"})
     assert origin.mapping_of(origin.read(tmp_path), "way") == {"precision": "fp32", "convolution": "direct"}
+
+
+def test_a_run_that_ended_before_its_first_state_chooses_as_a_new_one(tmp_path, found):
+    """Nothing was noted when it was killed. It must end as a run that was not: with the way that timing chooses."""
+    assert resuming.way_before(tmp_path) is None
+    assert choose(resuming.way_before(tmp_path)).convolves == choose().convolves == "direct"
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / files.CHECKPOINT).touch()
+    assert resuming.way_before(tmp_path) == {}  # of a version that did not note it
+    origin.note(tmp_path, {}, make_simulation().bench.data, {"precision": "fp32", "convolution": "winograd"})
+    assert choose(resuming.way_before(tmp_path)).convolves == "winograd"
 
 
 # --- the steps

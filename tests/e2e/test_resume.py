@@ -109,10 +109,13 @@ def test_without_a_whole_checkpoint_a_run_is_refused_and_without_any_it_begins_a
         assert word in answer.err
     assert snapshot(run) == before
     shutil.rmtree(run / "checkpoint")  # as if killed before it was written for the first time
+    (run / "fingerprint.json").unlink()  # nor the way of computing, which is then chosen as in a new run
     answer = fedexp("resume=run")
     assert answer.code == 0, answer.err
     assert "no round was saved" in answer.err
     assert_same_run(run, shelf / "run")
+    begun, whole = (json.loads((each / "summary.json").read_text())["hardware"] for each in (run, shelf / "run"))
+    assert (begun["convolution"], begun["by_timing"]) == (whole["convolution"], whole["by_timing"])
 
 
 def test_no_run_directory(fedexp, tmp_path):

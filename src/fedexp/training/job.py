@@ -22,7 +22,7 @@ from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment
 from fedexp.training.recorder import Recorder
 from fedexp.training.results import data_of, result_files, write_results
-from fedexp.training.resuming import at_its_place, check_new, find_elsewhere, find_start, first_state
+from fedexp.training.resuming import at_its_place, check_new, find_elsewhere, find_start, first_state, way_before
 from fedexp.training.rounds import run_rounds
 from fedexp.training.simulation import Simulation, State
 
@@ -50,8 +50,7 @@ def train_run(job: Job) -> dict[str, Any]:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
         job.deadline.check_start()  # the job may have waited for a GPU
-        before = origin.mapping_of(origin.read(job.directory), "way") if goes_on else None
-        prepared = prepare(built, job.place.cores, before)
+        prepared = prepare(built, job.place.cores, way_before(job.directory) if goes_on else None)
         make_directory(job.directory)
         if not ours:
             held.enter_context(occupied(job.directory))
