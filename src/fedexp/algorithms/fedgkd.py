@@ -1,7 +1,7 @@
 """FedGKD: distil from the mean of the last global models.
 
-D. Yao et al., "FedGKD: Towards Heterogeneous Federated Learning via Global Knowledge Distillation", IEEE Trans. on
-Computers 2023, in the form of the authors' code:
+D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation", IEEE Trans. on
+Computers 73 (1), 2024, in the form of the authors' code:
     L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)),
 where the teacher's parameters are the mean of the last `models` global models, the received one among them. There is no
 distillation in the first round. The mean over fewer models is taken until there are that many.
