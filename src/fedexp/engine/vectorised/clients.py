@@ -1,6 +1,6 @@
 """C clients as one: their stacked state and the local step that changes it in place."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -226,7 +226,7 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     )
     params, memory = head
     own = has_own(job.algorithm, "local_step")
-    step: Callable[..., tuple[Any, ...]] = partial(_own_step if own else _gradient, job, frame, batch.step)
+    step = partial(_client_step, job, frame, batch.step, own)
     *new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, fixed)
     if buffers:
         copy_each(list(buffers.values()), [moved[name] for name in buffers])
@@ -239,10 +239,11 @@ def local_step(job: Job, frame: Frame, active: int, batch: Batch) -> None:
     frame.losses[:active].add_(losses)
 
 
-def _own_step(
+def _client_step(
     job: Job,
     frame: Frame,
     number: int,
+    own: bool,
     params: Params,
     memory: Tree,
     buffers: Params,
@@ -250,29 +251,14 @@ def _own_step(
     y: torch.Tensor,
     mask: torch.Tensor,
     fixed: Fixed,
-) -> tuple[Params, Tree, Params, torch.Tensor]:
-    """Return one client's (params, memory, running statistics, loss) after the algorithm's local step."""
+) -> tuple[Any, ...]:
+    """Return one client's (params, memory, running statistics, loss) after the algorithm's own local step, or its
+    (gradient, running statistics, loss) in the base's."""
     ctx, net = make_context(job, frame.server, frame.lr, fixed), ClientNetwork(job.net, buffers)
     batch = net.show(Batch(x, y, mask, number))
-    params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)
-    return params, memory, net.buffers(), loss
-
-
-def _gradient(
-    job: Job,
-    frame: Frame,
-    number: int,
-    params: Params,
-    memory: Tree,
-    buffers: Params,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    mask: torch.Tensor,
-    fixed: Fixed,
-) -> tuple[Params, Params, torch.Tensor]:
-    """Return one client's (gradient, running statistics, loss) in the base's local step."""
-    ctx, net = make_context(job, frame.server, frame.lr, fixed), ClientNetwork(job.net, buffers)
-    batch = net.show(Batch(x, y, mask, number))
+    if own:
+        params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)
+        return params, memory, net.buffers(), loss
     grads, loss = net.gradient(lambda p: job.algorithm.objective(net, p, batch, ctx), params)
     return job.algorithm.transform_grads(grads, params, batch, ctx), net.buffers(), loss
 
