@@ -153,8 +153,14 @@ class Pair:
     def kill(self, rng: random.Random) -> None:
         for rank in rng.choice(([0], [1], [0, 1])):
             self.ranks[rank].kill()
-        for each in self.ranks:  # the other one notices
-            each.wait()
+        for each in self.ranks:  # the other one notices, once they have met; before, it waits for ten minutes
+            try:
+                each.wait()
+            except TimeoutError:
+                if self.read().strip():  # rank 0 has said on what the run computes, so they have met
+                    raise
+                each.kill()
+                each.wait()
 
     def read(self) -> str:
         return "\n".join(rank.read() for rank in self.ranks)

@@ -53,6 +53,9 @@ EXAMPLES = {
     "multirun/<sweep>": "multirun/fedntd_table1",
     "<run directory>": "run",
     "fedexp report <dir>": "fedexp report multirun/fedntd_table1",
+    "fedexp report <sweep>": "fedexp report multirun/fedntd_table1",
+    "fedexp report <directory> --metric": "fedexp report multirun/cfed --metric",
+    "--metric <name>": "--metric forgetting_from_best",
     "fedexp view <dir>": "fedexp view multirun/fedntd_table1",
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
@@ -128,6 +131,10 @@ NOT_EXECUTED = {
     "fedexp push outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "tests/e2e/test_wandb.py does it",
     "fedexp dashboard team/fedexp": "needs an account",
     "fedexp reproduction": "needs the committed tables; tests/test_reproduction.py does it",
+    "fedexp reproduction --check": "the same",
+    "fedexp --multirun sweep=fedntd_table1,fedntd_table8 seed=0,1,2 budget=120": (
+        "jobs of data sets that are not there; tests/test_budget.py runs two sweeps in one command"
+    ),
     **{
         f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": "needs Ray"
         for option in ("init.address=<head>:6379", "remote.num_gpus=0.5")
@@ -382,10 +389,13 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     most = "" if "sweep=" in str(kept) or "precision=bf16" in str(kept) else ",[^,]+"  # of a list's values: one, or two
     kept = [re.sub(rf"^((?:seed|algorithm)=[^,]+{most}),.*", r"\1", a) for a in kept]
     kept = [re.sub(r"(n_trials)=\d+$", r"\1=2", a) for a in kept]
+    kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
     if "profile" in given:
         del changes["rounds"]  # the second is traced
+    if "local.warmup" in given:
+        changes["rounds"] = str(int(given["local.warmup"]) + 1)
     if (sweep := given.get("sweep")) is not None:
         changes |= {key: value for key, value in PART.get(sweep, {}).items() if key not in given}
     if "surrogate.dataset" in given or "cfed/" in given.get("experiment", changes.get("experiment", "")):
