@@ -1,6 +1,7 @@
 """For all tests. Before torch is imported: test workers share the cores; each computes with one thread, unspinning."""
 
 import functools
+import gc
 import logging
 import os
 import sys
@@ -56,6 +57,8 @@ def quick_libraries() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
+        gc.freeze()  # torch and its kin are some million objects, of which none is ever garbage
+        gc.set_threshold(20_000, 20, 20)
         patch.setattr(
             style, "OURS", dict(rc_params_from_file(style.OURS, use_default_template=False)) | {"savefig.dpi": 30}
         )
