@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import pytest
 import yaml
+from hydra._internal import defaults_list
 from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 from matplotlib import rc_params_from_file
@@ -26,7 +27,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CACHE = tempfile.TemporaryDirectory(prefix="fedexp-tests-")
 os.environ["XDG_CACHE_HOME"] = CACHE.name
 
-get_mode, load = Hydra.get_mode, OmegaConf.load
+get_mode, load, create_choices = Hydra.get_mode, OmegaConf.load, defaults_list._create_interpolation_map
 
 
 def get_mode_quickly(self: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
@@ -51,12 +52,19 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
     return OmegaConf.create({} if content is None else content)
 
 
+def choices_where_needed(overrides: Any, elements: list[Any], self_added: bool) -> Any:
+    """Hydra makes a node of all choices for each file that it reads; it is read where a defaults list has `${...}`."""
+    needed = any(not element.is_self() and element.is_interpolation() for element in elements)
+    return create_choices(overrides, elements, self_added) if needed else None
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
     """What Hydra does is the same; what it does twice is done once. Pictures have fewer pixels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
+        patch.setattr(defaults_list, "_create_interpolation_map", choices_where_needed)
         gc.freeze()  # torch and its kin are some million objects, of which none is ever garbage
         gc.set_threshold(20_000, 20, 20)
         patch.setattr(
