@@ -24,6 +24,7 @@ from fedexp.algorithms.interfaces import ServerRound
 from fedexp.algorithms.structure import RoundStructure
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.core.private.of_hydra import ConfigLoaderImpl, parse_overrides
 from fedexp.core.settings import NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Validation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
@@ -236,8 +237,21 @@ def flat(params: Params) -> torch.Tensor:
 
 
 def composed(*overrides: str) -> Any:
-    """The configuration that `fedexp <overrides>` would run with; interpolations on Hydra itself are left out."""
-    return copy.deepcopy(_composed(overrides))
+    """The configuration that `fedexp <overrides>` would run with; interpolations on Hydra itself are left out.
+
+    Hydra first composes the chosen options and then sets values, by the function that is called here too; so options
+    that have been chosen before need not be composed again.
+    """
+    values = tuple(each for each in overrides if is_value(each))
+    config = copy.deepcopy(_composed(tuple(each for each in overrides if each not in values)))
+    ConfigLoaderImpl._apply_overrides_to_config(parse_overrides(list(values)), config)
+    return config
+
+
+def is_value(override: str) -> bool:
+    """Whether an override sets or takes away a value, not an option, and is nothing of Hydra's."""
+    key = override.lstrip("+~").partition("=")[0]
+    return "@" not in key and not key.startswith("hydra") and not (CONF / key).is_dir()
 
 
 # --- which rows of a family are for `make test`
