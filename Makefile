@@ -10,6 +10,8 @@ SEED ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests start processes, each of which would compile the whole package again where no byte code is kept.
+TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-gpu bench-scale bench-peers docs audit constraints
@@ -32,23 +34,23 @@ run: $(STAMP) ## the main job; options: make run ARGS="algorithm=fedntd alpha=0.
 	$(BIN)/fedexp $(ARGS)
 
 test: $(STAMP) ## the tests (no network needed); options: make test ARGS="-k resume"
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
+	$(TEST) -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
-	$(BIN)/python -m pytest -m data $(ARGS)
+	$(TEST) -m pytest -m data $(ARGS)
 
 test-gpu: $(STAMP) ## tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(TEST) -m pytest -m gpu $(ARGS)
 
 test-slow: $(STAMP) ## variants, torchrun, Chromium; the wheel in a clean environment (needs a package index)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(TEST) -m pytest -m slow $(ARGS)
 
 test-faults: $(STAMP) ## a stop at every operation on a file, then kill -9 on every engine (ten minutes each)
-	$(BIN)/python tests/e2e/stops.py
-	$(BIN)/python tests/e2e/kills.py $(ARGS)
+	$(TEST) tests/e2e/stops.py
+	$(TEST) tests/e2e/kills.py $(ARGS)
 
 test-fuzz: $(STAMP) ## random bad input (half an hour); make test-fuzz CASES=20000 SEED=7
-	FEDEXP_FUZZ_CASES=$(CASES) FEDEXP_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -rP tests/e2e/test_fuzz.py -k campaign $(ARGS)
+	FEDEXP_FUZZ_CASES=$(CASES) FEDEXP_FUZZ_SEED=$(SEED) $(TEST) -m pytest -rP tests/e2e/test_fuzz.py -k campaign $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)

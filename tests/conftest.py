@@ -1,6 +1,7 @@
 """For all tests. Before torch is imported: test workers share the cores; each computes with one thread, unspinning."""
 
 import functools
+import gc
 import logging
 import os
 import sys
@@ -11,12 +12,15 @@ from typing import IO, Any
 
 import pytest
 import yaml
+from hydra._internal import defaults_list
 from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
 from hydra.types import RunMode
 from matplotlib import rc_params_from_file
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
+from fedexp.cli import launchers
 from fedexp.figures import style
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,7 +29,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CACHE = tempfile.TemporaryDirectory(prefix="fedexp-tests-")
 os.environ["XDG_CACHE_HOME"] = CACHE.name
 
-get_mode, load = Hydra.get_mode, OmegaConf.load
+REGISTERED: list[Any] = []
+register = launchers.register
+get_mode, load, create_choices = Hydra.get_mode, OmegaConf.load, defaults_list._create_interpolation_map
 
 
 def get_mode_quickly(self: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
@@ -50,12 +56,31 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
     return OmegaConf.create({} if content is None else content)
 
 
+def choices_where_needed(overrides: Any, elements: list[Any], self_added: bool) -> Any:
+    """Hydra makes a node of all choices for each file that it reads; it is read where a defaults list has `${...}`."""
+    needed = any(not element.is_self() and element.is_interpolation() for element in elements)
+    return create_choices(overrides, elements, self_added) if needed else None
+
+
+def register_once(conf: Path) -> None:
+    """A command gives Hydra's store of launchers those of conf/; a process of tests has many commands, and one store
+    except where a test takes its place."""
+    store = ConfigStore.instance().repo
+    if not any(known is store.get("hydra", {}).get("launcher") for known in REGISTERED):
+        register(conf)
+        REGISTERED.append(store["hydra"]["launcher"])
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
     """What Hydra does is the same; what it does twice is done once. Pictures have fewer pixels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
+        patch.setattr(defaults_list, "_create_interpolation_map", choices_where_needed)
+        patch.setattr(launchers, "register", register_once)
+        gc.freeze()  # torch and its kin are some million objects, of which none is ever garbage
+        gc.set_threshold(20_000, 20, 20)
         patch.setattr(
             style, "OURS", dict(rc_params_from_file(style.OURS, use_default_template=False)) | {"savefig.dpi": 30}
         )

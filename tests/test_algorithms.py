@@ -49,7 +49,23 @@ from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import play_round, run_rounds
 from fedexp.training.simulation import Simulation, State
-from toy_federation import CONF, ENGINES, LOCAL, advance, assemble, broadcast, describe, flat, make_simulation, play
+from toy_federation import (
+    CONF,
+    DRAWN,
+    ENGINES,
+    KEPT,
+    LOCAL,
+    ON_THE_SERVER,
+    PAIR,
+    advance,
+    assemble,
+    broadcast,
+    describe,
+    flat,
+    make_simulation,
+    one_of_each_kind,
+    play,
+)
 
 
 @dataclass(frozen=True)
@@ -220,6 +236,7 @@ SHIPPED = [
 ]  # fmt: skip
 ROWS = [*SHIPPED, Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)), Row(SignDescent, live=dict(scale=0.5))]
 FIRST = {row.cls: row for row in reversed(ROWS)}
+BY_NAME = {row.name: row for row in ROWS}
 
 
 def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
@@ -229,14 +246,11 @@ def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorat
     return pytest.mark.parametrize("row", params)
 
 
-every_row = rows()
-every_engine = pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(engine, id=name, marks=() if name in ("sequential", "vectorised") else pytest.mark.slow)
-        for name, engine in ENGINES.items()
-    ],
-)
+def every_engine(first: str) -> pytest.MarkDecorator:
+    """Parametrises over engines, of which the first is for `make test`."""
+    marks = {name: () if name == first else pytest.mark.slow for name in ENGINES}
+    params = [pytest.param(engine, id=name, marks=marks[name]) for name, engine in ENGINES.items()]
+    return pytest.mark.parametrize("engine", params)
 
 
 def train(engine, simulation, state, cohort=None, evaluate_local=False):
@@ -276,17 +290,28 @@ def test_every_option_has_a_row():
     assert {cls for cls in classes if "none" in cls.scenarios} <= {row.cls for row in SHIPPED}
 
 
-@every_row
-def test_engines_agree(row):
+def assert_engines_agree(simulation, state, engines):
     """Messages, states, losses, local accuracies: ragged clients with momentum, weight decay and augmentation."""
+    reference, *others = [train(ENGINES[name], simulation, state, evaluate_local=True) for name in engines]
+    for other in others:
+        for name in ("messages", "states", "losses"):
+            assert_equal(getattr(other, name), getattr(reference, name), atol=1e-12)
+        assert_equal(other.class_correct, reference.class_correct)
+
+
+@rows()
+def test_the_vectorised_engine_is_the_sequential_one(row):
+    """In round 2, where teachers and what is kept differ from the start, and one client of four is new."""
+    simulation = row.simulation()
+    assert_engines_agree(simulation, play(simulation, 1), PAIR)
+
+
+@one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN, "adapt")
+def test_engines_agree(row):
     simulation = row.simulation()
     state = simulation.initial_state()
     for _ in range(2):
-        reference, *others = [train(engine, simulation, state, evaluate_local=True) for engine in ENGINES.values()]
-        for other in others:
-            for name in ("messages", "states", "losses"):
-                assert_equal(getattr(other, name), getattr(reference, name), atol=1e-12)
-            assert_equal(other.class_correct, reference.class_correct)
+        assert_engines_agree(simulation, state, ENGINES)
         advance(state, play_round(simulation, state))
 
 
@@ -296,7 +321,7 @@ def test_zero_limit_is_fedavg(row):
     assert_equal(play(row.simulation(row.make(**row.zero))).server["params"], expected, atol=1e-12)
 
 
-@rows(lambda row: row.cls is not FedAvg)
+@one_of_each_kind("row", {name: row for name, row in BY_NAME.items() if row.cls is not FedAvg})
 def test_alive(row):
     """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
     result = list(trajectory(row.simulation()))
@@ -354,8 +379,8 @@ def test_objective_has_the_gradient_of_finite_differences(row):
         assert check(lambda p: algorithm.penalty(net, p, ctx)).abs().max() > 1e-3
 
 
-@every_engine
-@every_row
+@every_engine(first="sequential")
+@one_of_each_kind("row", BY_NAME)
 def test_hooks_are_pure(row, engine):
     """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen network."""
     simulation = row.simulation()
@@ -385,8 +410,8 @@ def test_hooks_are_pure(row, engine):
     assert_equal(trained.messages, messages)
 
 
-@every_engine
-@every_row
+@every_engine(first="vectorised")
+@one_of_each_kind("row", BY_NAME)
 def test_cohort_order_does_not_matter(row, engine):
     """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by position."""
     simulation = row.simulation()
@@ -446,7 +471,7 @@ def tables(directory):
         pytest.param(RuntimeError, 2, id="crash between checkpoints"),
     ],
 )
-@pytest.mark.parametrize("row", {row.cls: row for row in ROWS}.values(), ids=lambda row: row.cls.__name__)
+@one_of_each_kind("row", {row.cls.__name__: row for row in ROWS}, *KEPT, *DRAWN, *ON_THE_SERVER)
 def test_resume_equals_no_resume(row, error, interval, tmp_path):
     """Bit by bit, also when files hold rows that the checkpoint does not know."""
     simulation = row.simulation(rounds=5, participation=0.4, checkpoint_interval=interval)

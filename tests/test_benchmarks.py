@@ -262,7 +262,8 @@ def test_bare_model_is_the_cnn_of_w1():
 @pytest.mark.parametrize("name", pairs.PAIRS)
 def test_pairs_train_the_same_model(name, capsys):
     """A view more changes no number, and FedReg's ascents in one batch no more than rounding does (fp32)."""
-    assert pairs.main([name, "--quick", "--rounds=1"]) == 0
+    small = ["--set=participation=0.03", "--set=model.channels=[4,8]", "--set=model.hidden=[16]"]
+    assert pairs.main([name, "--quick", "--rounds=1", *small]) == 0
     found = capsys.readouterr().out
     assert found.startswith(f"{name}: ")
     apart = float(found.partition("largest difference of a weight ")[2].split()[0])

@@ -18,7 +18,7 @@ from fedexp.rundir import client_states
 from fedexp.rundir.client_states import ClientStates, choose_place
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, record
-from toy_federation import CONF, ENGINES, Normed, advance, flat, make_simulation, play
+from toy_federation import CONF, ENGINES, PLAIN, Normed, advance, first_of_each_class, flat, make_simulation, play
 
 
 def state(value):
@@ -105,13 +105,14 @@ def test_where_states_are_kept(monkeypatch):
 
 # --- declarations
 
-ROWS = {row.name: row for row in SHIPPED}.values()
+FIRST = first_of_each_class(SHIPPED).values()
+ROWS = {row.name: pytest.param(row, marks=() if row in FIRST else pytest.mark.slow) for row in SHIPPED}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_needs_are_what_is_exchanged(row):
     """Of one client in round 3, in multiples of the model; `small` is less than a third of one here."""
-    simulation = row.simulation()
+    simulation = row.simulation(local=PLAIN, augment=False)
     needs, model = simulation.algorithm.needs, tree.num_bytes(simulation.initial)
     state = play(simulation, 2)
     result = play_round(simulation, state)

@@ -1,5 +1,6 @@
 """Methods for streams of tasks: generic checks over two tasks, then each against numbers of its own."""
 
+import functools
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -29,13 +30,18 @@ from toy_federation import (
     CLASSES,
     CONF,
     ENGINES,
+    KEPT,
     LOCAL,
+    STRUCTURE,
     Normed,
     SoftmaxRegression,
     advance,
     assemble,
+    engines_compared,
+    first_of_each_class,
     flat,
     make_simulation,
+    one_of_each_kind,
     play,
 )
 
@@ -88,7 +94,11 @@ ROWS = [
     Row(FedDMC, DMC | dict(targets="added", student="global", whole_set=True),
         other=dict(targets="split", student="initial", new_model="old", epochs_factor=1)),
 ]  # fmt: skip
-every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+FIRST = first_of_each_class(ROWS)
+BY_NAME = {row.name: row for row in ROWS}
+every_row = pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=() if row in FIRST.values() else pytest.mark.slow) for row in ROWS]
+)
 
 
 def test_every_option_for_tasks_has_a_row():
@@ -100,11 +110,13 @@ def test_every_option_for_tasks_has_a_row():
 # --- generic checks
 
 
+@engines_compared
 @every_row
-def test_engines_agree(row):
+def test_engines_agree(row, engines):
     """The server after every round of both tasks, with what is asked of all clients between them."""
     states = []
-    for name, engine in ENGINES.items():
+    for name in engines:
+        engine = ENGINES[name]
         simulation = replace(stream(row.make()), engine=engine)
         simulation = replace(simulation, stages=tuple(rewired(stage, engine) for stage in simulation.stages))
         state, seen = simulation.initial_state(), []
@@ -129,16 +141,27 @@ def test_zero_limit_is_fedavg(row):
     assert_equal(play(stream(row.make(**row.zero)), 4).server["params"], expected, atol=1e-12)
 
 
+@functools.cache
+def ends_of_tasks(algorithm: FedAvg) -> tuple[torch.Tensor, torch.Tensor]:
+    """All parameters after the first and the second task, as one vector each."""
+    simulation = stream(algorithm)
+    state, ends = simulation.initial_state(), []
+    for number in range(1, 5):
+        advance(state, play_round(simulation, state))
+        ends += [flat(state.server["params"])] if number % 2 == 0 else []
+    return ends[0], ends[1]
+
+
 @every_row
 def test_alive(row):
     """Like FedAvg in task 1 (but for heads and server distillation), not in task 2; each parameter counts."""
-    first, second = (flat(play(stream(row.make()), rounds).server["params"]) for rounds in (2, 4))
-    fedavg = [flat(play(stream(FedAvg()), rounds).server["params"]) for rounds in (2, 4)]
+    first, second = ends_of_tasks(row.make())
+    fedavg = ends_of_tasks(FedAvg())
     if row.cls is not FedMultiHead and not row.live.get("server_distillation"):
         assert_equal(first, fedavg[0], atol=1e-12)
     assert (second - fedavg[1]).abs().max() > 1e-5
     for name in row.live:
-        other = flat(play(stream(row.make(**{name: row.changed(name)})), 4).server["params"])
+        _, other = ends_of_tasks(row.make(**{name: row.changed(name)}))
         if name in row.silent:
             assert torch.equal(other, second)
         else:
@@ -151,7 +174,7 @@ def test_every_parameter_is_in_a_row(cls):
     assert {name for row in ROWS if row.cls is cls for name in row.live} == names
 
 
-@every_row
+@one_of_each_kind("row", BY_NAME, *KEPT, *STRUCTURE, "roles")
 def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
     """Bit by bit; the first two parts of the run know nothing of each other but the files."""
     whole = record(stream(row.make()), tmp_path / "whole", resume=False)
@@ -206,7 +229,7 @@ def test_needs_are_what_is_exchanged(row):
     assert needs.surrogate == (row.cls in (CFeD, FedDMC))
 
 
-@every_row
+@one_of_each_kind("row", BY_NAME, *KEPT, *STRUCTURE, "roles")
 def test_batch_norm_models(row):
     """Sequential and workers to the same result; every model goes with its own running statistics."""
     servers = []

@@ -22,10 +22,20 @@ from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import CLASSES, Noise, make_simulation
+from toy_federation import (
+    CLASSES,
+    DRAWN,
+    KEPT,
+    ON_THE_SERVER,
+    STRUCTURE,
+    Noise,
+    first_of_each_class,
+    make_simulation,
+    one_of_each_kind,
+)
 
-ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
-every_class = pytest.mark.parametrize("name", ROWS)
+ROWS = first_of_each_class(SHIPPED, CONTINUAL)
+every_class = pytest.mark.parametrize("name", ROWS)  # for tests that are slow anyway
 UNDEFINED_CLASS, UNTESTED_CLASS = 3, 2
 
 
@@ -61,7 +71,7 @@ class Breaking(Engine):
 
 
 @pytest.mark.parametrize("factor", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
-@every_class
+@one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "finish", "public")
 def test_a_client_that_is_not_finite_ends_the_run_and_is_named(name, factor, tmp_path, caplog):
     whole = simulation(name, participation=1.0)
     broken = replace(whole, engine=Breaking(whole.engine, 2, factor))
@@ -125,7 +135,7 @@ def lacking_noise(self: Noise) -> dict[str, Any]:
 READ = Noise.read
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row not in CONTINUAL])
+@one_of_each_kind("name", {name: row for name, row in ROWS.items() if row not in CONTINUAL})
 def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_clients(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Noise, "read", lacking_noise)
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
@@ -145,7 +155,7 @@ def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_client
     assert pd.read_csv(tmp_path / files.CLIENTS).groupby("round").size().tolist() == [clients] * 3
 
 
-@every_class
+@one_of_each_kind("name", ROWS)
 def test_one_client(name, tmp_path):
     state = record(simulation(name, sizes=(12,), participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"
@@ -155,7 +165,7 @@ def test_one_client(name, tmp_path):
 # --- determinism
 
 
-@every_class
+@one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "adapt", "public")
 def test_the_same_run_twice_has_the_same_files(name, tmp_path):
     """Of an algorithm's state, too, not a bit differs."""
     states = [record(simulation(name, rounds=2), tmp_path / each, resume=False) for each in "ab"]

@@ -309,6 +309,7 @@ def test_hardware_choices(monkeypatch):
         hardware(engine="sequential", workers=2)
 
 
+@pytest.mark.slow  # a process imports torch
 def test_subnormal_numbers_are_zero_for_a_while():
     """In every thread: those of torch's take the setting over from the one that begins them."""
     code = """
@@ -341,7 +342,7 @@ class Halving(FedAvg):
         return super().aggregate(server, messages, round) | {"halves": messages["half"].count_nonzero()}
 
 
-@pytest.mark.parametrize("engine", ["sequential", "workers"])
+@pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])
 def test_clients_have_zero_for_subnormal_numbers(engine):
     simulation = make_simulation(Halving(), engine=engine)
     state = simulation.initial_state()

@@ -117,7 +117,7 @@ def unrendered(monkeypatch):
 @pytest.mark.parametrize(
     "shape",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"rounds": 12, "classes": 100, "clients": 60, "interval": 5},
         pytest.param({"rounds": 1, "classes": 2, "clients": 1}, marks=pytest.mark.slow),
     ],

@@ -16,10 +16,21 @@ from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import ENGINES, LOCAL, Normed, make_simulation, play
+from toy_federation import (
+    ENGINES,
+    KEPT,
+    LOCAL,
+    STRUCTURE,
+    Normed,
+    engines_compared,
+    first_of_each_class,
+    make_simulation,
+    one_of_each_kind,
+    play,
+)
 
-ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
-every_class = pytest.mark.parametrize("name", ROWS)
+ROWS = first_of_each_class(SHIPPED, CONTINUAL)
+PER_PARAMETER = ("adapt", "transform_grads", "local_step", "must_train", "refine")  # what reads them one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +57,7 @@ def simulation_of(name: str, **changes: Any):
     return make_simulation(row.make(), public=row.public, **changes)
 
 
-@every_class
+@one_of_each_kind("name", ROWS, *KEPT, *STRUCTURE, *PER_PARAMETER)
 def test_frozen_parameters_are_no_part_of_a_round(name):
     """Not in what is trained, kept by the server or sent; and the model still answers with them."""
     simulation = simulation_of(name, model=frozen("convolutions"))
@@ -99,11 +110,12 @@ def test_frozen_is_training_with_their_gradient_set_to_zero():
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedNTD", "FedCurv", "Scaffold", "FedAlign", "FedEWC", "CFeD"])
-def test_engines_agree_on_frozen_parameters(name):
+@engines_compared
+def test_engines_agree_on_frozen_parameters(name, engines):
     states = []
-    for engine in ENGINES.values():
-        simulation = replace(simulation_of(name, model=frozen("convolutions", "hidden")), engine=engine)
-        states.append(play(simulation, 3).server)
+    for engine in engines:
+        simulation = replace(simulation_of(name, model=frozen("convolutions", "hidden")), engine=ENGINES[engine])
+        states.append(play(simulation, 3 if ROWS[name] in CONTINUAL else 2).server)
     for other in states[1:]:
         assert_equal(other, states[0], atol=1e-12)
 
@@ -119,7 +131,7 @@ def test_all_frozen_is_refused():
         make_simulation(model=frozen(""))
 
 
-@every_class
+@one_of_each_kind("name", ROWS, *PER_PARAMETER, "heads", "initial_params")
 def test_a_frozen_classifier_works_or_is_refused(name):
     """With one message, and only where the algorithm treats the classifier apart."""
     if ROWS[name].cls.must_train:

@@ -22,7 +22,22 @@ from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, Stopping, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import ENGINES, LOCAL, advance, assemble, composed, make_simulation, play
+from toy_federation import (
+    DRAWN,
+    ENGINES,
+    KEPT,
+    LOCAL,
+    ON_THE_SERVER,
+    STRUCTURE,
+    advance,
+    assemble,
+    composed,
+    engines_compared,
+    first_of_each_class,
+    make_simulation,
+    one_of_each_kind,
+    play,
+)
 
 TORCH = {
     "sgd": lambda p, c: torch.optim.SGD(p, c.lr, momentum=c.momentum, weight_decay=c.weight_decay),
@@ -70,12 +85,13 @@ def test_step_is_torch_s(name):
     assert not torch.equal(pure["a"], start["a"])
 
 
+@engines_compared
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_engines_agree_on_every_optimizer(name):
+def test_engines_agree_on_every_optimizer(name, engines):
     """Stacked, in processes and one after the other; two rounds, since what is remembered is fresh in each."""
     states = [
-        play(replace(make_simulation(local=local_of(name)), engine=engine), 2).server["params"]
-        for engine in ENGINES.values()
+        play(replace(make_simulation(local=local_of(name)), engine=ENGINES[engine]), 2).server["params"]
+        for engine in engines
     ]
     for other in states[1:]:
         assert_equal(other, states[0], atol=1e-12)
@@ -240,16 +256,15 @@ def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
         assert_equal(state.server["params"], theirs.server["params"], atol=1e-12)
 
 
-ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}
+ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "own_step", "public")
 def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
     from fedexp.training.prepare import check_server
 
     row = ROWS[name]
     algorithm = row.make()
-    simulation = stream(algorithm) if row in CONTINUAL else make_simulation(algorithm, public=row.public)
 
     class Built:
         server = ServerOptimizer(optimizer="adam", lr=0.01)
@@ -260,10 +275,12 @@ def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
             check_server(Built)
         return
     check_server(Built)
-    state = play(replace(simulation, server_optimizer=Built.server), 4)
+    simulation = stream(algorithm) if row in CONTINUAL else make_simulation(algorithm, public=row.public)
+    rounds = 4 if row in CONTINUAL else 2
+    state = play(replace(simulation, server_optimizer=Built.server), rounds)
     assert all(bool(value.isfinite().all()) for value in state.server["params"].values())
-    same = play(replace(simulation, server_optimizer=ServerOptimizer(optimizer="sgd")), 4).server["params"]
-    assert_equal(same, play(simulation, 4).server["params"], atol=0)
+    same = play(replace(simulation, server_optimizer=ServerOptimizer(optimizer="sgd")), rounds).server["params"]
+    assert_equal(same, play(simulation, rounds).server["params"], atol=0)
     assert STATE in state.server
     assert not any(torch.equal(same[k], v) for k, v in state.server["params"].items() if v.is_floating_point())
 

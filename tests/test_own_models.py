@@ -18,9 +18,10 @@ from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Timm, Torchvis
 from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import ENGINES, make_simulation, play
+from toy_federation import ENGINES, engines_compared, first_of_each_class, make_simulation, one_of_each_kind, play
 
-ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}
+ROWS = first_of_each_class(SHIPPED, CONTINUAL)
+MODEL = ("adapt", "needs_features", "needs_head", "must_train", "heads")  # what an algorithm wants of a model
 FEATURES = (
     "FedALA",
     "FedDecorr",
@@ -81,7 +82,7 @@ def test_the_head_is_taken_out_and_nothing_else_changes():
     assert split.training
 
 
-@pytest.mark.parametrize("name", ROWS)
+@one_of_each_kind("name", ROWS, *MODEL, "client_setup", "local_step", "refine", "roles", "exchanges")
 def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(name):
     if name == "FedAlign":
         with pytest.raises(ConfigError, match="no last stage"):
@@ -95,9 +96,11 @@ def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(
         assert tree.is_finite(play(simulation_of(name, Own()), 3).server["params"])
 
 
+@engines_compared
 @pytest.mark.parametrize("head", ["fc", None])
-def test_engines_agree_on_an_own_network(head):
-    states = [play(replace(simulation_of("FedNTD", Fast(head=head)), engine=engine), 2) for engine in ENGINES.values()]
+def test_engines_agree_on_an_own_network(head, engines):
+    simulation = simulation_of("FedNTD", Fast(head=head))
+    states = [play(replace(simulation, engine=ENGINES[engine]), 2) for engine in engines]
     for other in states[1:]:
         assert_equal(other.server, states[0].server, atol=1e-12)
 

@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
     train = fedexp.run
-    small = ["hardware.engine=sequential", "hardware.threads=1", "figures=false"]
+    small = ["hardware.engine=sequential", "hardware.threads=1", "figures=false", "participation=0.03"]
     monkeypatch.setattr(fedexp, "run", lambda overrides, **given: train([*overrides, *small], **given))
     return tmp_path
 

@@ -5,6 +5,8 @@ import logging
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -129,6 +131,22 @@ def test_where_notes_lie(tmp_path, monkeypatch):
         assert timed.folder() == tmp_path / ".cache" / "fedexp" / "ways"
 
 
+def test_one_of_several_at_once_measures():
+    """Three, with steps of a hundredth of a second: two find what the third has noted. The lock is one of files, which
+    stops threads as it does processes."""
+    steps = []
+
+    def step_of(way):
+        return lambda: (steps.append(way), time.sleep(0.01))
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(timed.fastest, [WINOGRAD, DIRECT], {"machine": "a"}, step_of) for _ in range(3)]
+        answers = [each.result() for each in asked]
+    assert len(steps) == 2 * (1 + timed.STEPS)
+    assert len({answer.way for answer in answers}) == 1
+
+
+@pytest.mark.slow  # three processes import torch
 def test_one_of_several_processes_measures(tmp_path):
     """Three at once, with steps of a tenth of a second: two find what the third has noted."""
     code = textwrap.dedent("""

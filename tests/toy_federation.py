@@ -6,19 +6,25 @@ partial, one client never fills a batch.
 
 import copy
 import functools
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import hydra
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import ServerRound
+from fedexp.algorithms.structure import RoundStructure
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.core.private.of_hydra import ConfigLoaderImpl, parse_overrides
 from fedexp.core.settings import NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Validation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
@@ -54,6 +60,10 @@ ENGINES = {
     "vectorised": Vectorised(None),
     "vectorised, 2 at a time": Vectorised(2),
 }
+PAIR = ("sequential", "vectorised")  # what `make test` compares of every algorithm; the others carry the same values
+engines_compared = pytest.mark.parametrize(
+    "engines", [pytest.param(PAIR, id="two"), pytest.param(tuple(ENGINES), id="all", marks=pytest.mark.slow)]
+)
 CLASSES, SIZES = 4, (1, 3, 7, 12, 10)
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3)
 PLAIN = replace(LOCAL, epochs=1, lr_decay=1.0, momentum=0.0, weight_decay=0.0)
@@ -227,8 +237,63 @@ def flat(params: Params) -> torch.Tensor:
 
 
 def composed(*overrides: str) -> Any:
-    """The configuration that `fedexp <overrides>` would run with; interpolations on Hydra itself are left out."""
-    return copy.deepcopy(_composed(overrides))
+    """The configuration that `fedexp <overrides>` would run with; interpolations on Hydra itself are left out.
+
+    Hydra first composes the chosen options and then sets values, by the function that is called here too; so options
+    that have been chosen before need not be composed again.
+    """
+    values = tuple(each for each in overrides if is_value(each))
+    config = copy.deepcopy(_composed(tuple(each for each in overrides if each not in values)))
+    ConfigLoaderImpl._apply_overrides_to_config(parse_overrides(list(values)), config)
+    return config
+
+
+def is_value(override: str) -> bool:
+    """Whether an override sets or takes away a value, not an option, and is nothing of Hydra's."""
+    key = override.lstrip("+~").partition("=")[0]
+    return "@" not in key and not key.startswith("hydra") and not (CONF / key).is_dir()
+
+
+# --- which rows of a family are for `make test`
+
+DECLARED = {name for name in vars(FedAvg) | vars(RoundStructure) if not name.startswith("_") and name != "needs"}
+KEPT = ("client_init", "server_init")
+DRAWN = ("host_plan", "personal_broadcast", "roles")
+ON_THE_SERVER = ("aggregate", "refine")
+STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads")
+
+
+def kind_of(row: Any) -> frozenset[str]:
+    """What an algorithm does otherwise than FedAvg, by the names of hooks and declarations, and `public` data."""
+    own = {
+        name for name in DECLARED if inspect.getattr_static(row.cls, name) is not inspect.getattr_static(FedAvg, name)
+    }
+    return frozenset(own | {"public"} if getattr(row, "public", 0.0) else own)
+
+
+def first_of_each_class(*tables: Sequence[Any]) -> dict[str, Any]:
+    """Of rows with a class `cls`, the first of each, by the name of the class."""
+    rows: dict[str, Any] = {}
+    for row in itertools.chain(*tables):
+        rows.setdefault(row.cls.__name__, row)
+    return rows
+
+
+def one_of_each_kind(argument: str, rows: Mapping[str, Any], *matters: str) -> pytest.MarkDecorator:
+    """Parametrises over rows (name -> row with its class `cls`), the variants among them slow.
+
+    A row is for `make test` where it is the first one that does something otherwise than FedAvg, and the first row of
+    all is. So an algorithm with a hook that none before it has is tested at once, and a further one of a known kind
+    by `make test-slow`. matters: the hooks that make a difference to the test; none given: all. The argument is the
+    row, or its name where it is called `name`.
+    """
+    params, seen = [], set[str]()
+    for name, row in rows.items():
+        kind = kind_of(row) & set(matters) if matters else kind_of(row)
+        marks = pytest.mark.slow if params and kind <= seen else ()
+        params.append(pytest.param(name if argument == "name" else row, id=name, marks=marks))
+        seen |= kind
+    return pytest.mark.parametrize(argument, params)
 
 
 @functools.cache  # a composition takes 0.2 s

@@ -27,14 +27,14 @@ from pathlib import Path
 import numpy as np
 import yaml
 from forks import SOURCE, Forked, ForkServer
-from helpers import SMALL, assert_same_run
+from helpers import FEDERATION, assert_same_run
 from PIL import Image
 
 from fedexp.core import storage
 from fedexp.rundir import csv_files
 
 ROUNDS = 8
-RUN = (f"rounds={ROUNDS}", "forgetting_metric=all", "seed=3", *SMALL, "figures=true", "tracker=none")
+RUN = (f"rounds={ROUNDS}", "forgetting_metric=all", "seed=3", *FEDERATION, "figures=true", "tracker=none")
 ENGINES = {  # options; which undisturbed run it must equal
     "sequential": (("hardware.engine=sequential",), "sequential"),
     "workers": (("hardware.engine=workers", "hardware.workers=2"), "sequential"),

@@ -114,13 +114,14 @@ LINKS = [
     *[(name, "mine/none") for name in ("summary.json", "tasks.csv", "local_class_accuracy.npz")],  # to be made
     *[("checkpoint/previous.pt", "mine/thesis.txt"), ("rounds.csv", "rounds.csv"), ("wandb", "mine")],
 ]
+FEW = ("checkpoint/clients", ".hydra", "summary.json", ".lock", "rounds.csv", "wandb")  # those, a circle, a tracker's
 IN_SWEEP = ("checkpoint/clients", ".hydra", "summary.json", ".lock")  # a folder, Hydra's, one to be made, an open one
 
 
 @pytest.mark.parametrize(
     ("place", "target", "in_sweep"),
     [
-        *((*link, False) for link in LINKS),
+        *(pytest.param(*link, False, marks=() if link[0] in FEW else pytest.mark.slow) for link in LINKS),
         *(pytest.param(*link, True, marks=() if link[0] in IN_SWEEP else pytest.mark.slow) for link in LINKS),
     ],
 )

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import SMALL, assert_same_run
+from helpers import FEDERATION, assert_same_run
 
 from fedexp.core import former_names
 from fedexp.rundir import format_1
 
 FORMER = Path(__file__).parents[1] / "format_1" / "digits_lda_fedntd_seed0_4028ef48"
-RUN = ("algorithm=fedntd", "rounds=2", *SMALL)
+RUN = ("algorithm=fedntd", "rounds=2", *FEDERATION)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from forks import ForkServer
-from helpers import SMALL, assert_same_run
+from helpers import FEDERATION, assert_same_run
 
-RUN = ("algorithm=scaffold", "rounds=6", "forgetting_metric=all", "seed=3", *SMALL, "local.epochs=2", "tracker=none")
+RUN = (
+    "algorithm=scaffold",
+    "rounds=6",
+    "forgetting_metric=all",
+    "seed=3",
+    *FEDERATION,
+    "local.epochs=2",
+    "tracker=none",
+)
 WORKERS = ("hardware.engine=workers", "hardware.workers=2")
 
 
@@ -125,7 +133,7 @@ def test_interrupted_runs_leave_no_worker(start, tmp_path):
 
 @pytest.mark.slow
 def test_the_choice_is_made_and_said(fedexp, tmp_path):
-    answer = fedexp(*SMALL, "rounds=1", "hardware.engine=auto", "hydra.run.dir=run")
+    answer = fedexp(*FEDERATION, "rounds=1", "hardware.engine=auto", "hydra.run.dir=run")
     cores = len(os.sched_getaffinity(0))
     expected = (
         f"cpu ({min(cores, 4)} workers of 1 thread each), fp32" if cores > 1 else "cpu (1 thread), engine sequential"
@@ -133,7 +141,7 @@ def test_the_choice_is_made_and_said(fedexp, tmp_path):
     assert expected in answer.err
 
 
-SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", "seed=0,1", "tracker=none", *SMALL)
+SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", "seed=0,1", "tracker=none", *FEDERATION)
 
 
 @pytest.mark.slow
@@ -149,7 +157,7 @@ def test_two_launchers_do_not_run_one_job_twice(start, fedexp, tmp_path):
     answer = fedexp(*SWEEP)
     assert answer.code == 0, answer.err
     assert f"{occupied}: process {first.pid} on " in answer.err
-    other = fedexp("rounds=3", *SMALL, f"hydra.run.dir={sweep / occupied}")
+    other = fedexp("rounds=3", *FEDERATION, f"hydra.run.dir={sweep / occupied}")
     assert other.code == 2
     assert f"process {first.pid} on " in other.err
     (complete,) = sweep.glob("*/summary.json")

@@ -6,6 +6,7 @@ the processes that a launcher starts: a configuration that names a class that is
 directory of the user's is refused as soon as it has been composed, whatever way the name came in.
 """
 
+import copy
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,10 @@ HARMLESS = ("${fedexp.gpus:}",)  # our own resolver, a number; asking it would i
 
 class CheckedRepository(ConfigRepository):
     """The groups of the configuration directories; an option outside of them is refused."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CheckedRepository":
+        """Return a shallow copy: Hydra composes with a copy only to replace its list of sources, whole."""
+        return copy.copy(self)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """Raise ConfigError for a path that leaves the configuration directory."""

@@ -5,6 +5,7 @@ where there is one (class index = position of the folder in sorted order), other
 fetched if missing.
 """
 
+import functools
 import math
 import re
 from abc import abstractmethod
@@ -119,13 +120,19 @@ class Digits(Dataset):
         _require_split(self.test_fraction, self.split_seed)
 
     def read(self) -> Arrays:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        x, y = digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64)
+        x, y, classes = decoded_digits()
         train, test = stratified_split(y, self.test_fraction, self.split_seed)
-        arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
-        return {**arrays, "classes": digits.target_names}
+        arrays = {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}  # copies
+        return {**arrays, "classes": classes.copy()}
+
+
+@functools.cache  # scikit-learn reads them from text; a process may have many runs
+def decoded_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return all images uint8 [N, 8, 8, 1], their labels int64 [N] and the names of the classes."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64), digits.target_names
 
 
 @dataclass(frozen=True, kw_only=True)

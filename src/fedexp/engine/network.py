@@ -171,7 +171,10 @@ class LiveNetwork(FunctionalNetwork):
 def seeded_torch(seed: int) -> Iterator[None]:
     """Seed torch's global generator for a while, such as for initialisation or dropout; restored afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        if torch.cuda.is_available():
+            torch.manual_seed(seed)
+        else:  # which would note the seed for later, with a trace of all calls that led to it: milliseconds
+            torch.default_generator.manual_seed(seed)
         yield
 
 

@@ -1,10 +1,11 @@
 """Provenance of a run: versions, commit, hardware, and what of it decides over the numbers."""
 
+import functools
 import platform
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,17 @@ def versions(*packages: str) -> dict[str, str]:
     """Return the versions of fedexp, Python and those packages that are installed."""
     found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
     for package in packages:
-        with suppress(PackageNotFoundError):
+        with suppress(metadata.PackageNotFoundError):
             found[package] = version(package)
     return found | {"torch": str(torch.__version__)}  # with the build, such as +cpu
 
 
+@functools.cache
+def version(package: str) -> str:
+    return metadata.version(package)
+
+
+@functools.cache  # the code that runs was loaded once, whatever becomes of the checkout; and git takes processes
 def commit() -> str | None:
     """Return the git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local
     changes."""
