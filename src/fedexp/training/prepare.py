@@ -69,6 +69,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         check_parts(module, algorithm)
         read_like(module, data)
         module = algorithm.adapt(module, divided[0].federation)
+    algorithm = algorithm.fitted(module)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
     batch_size = min(built.local.batch_size, len(data.y_train))
     hardware = with_fastest_way(hardware, module, data, batch_size, before)
