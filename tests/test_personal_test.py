@@ -15,6 +15,7 @@ from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.fedrod import FedRoD
+from fedexp.config.build import build, resolve
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import require_subjects
@@ -331,6 +332,16 @@ def test_the_default_changes_no_fingerprint():
     assert fingerprint(config, {}) == fingerprint(older, {})
     assert former_hash(config | {"choices": {}}) == former_hash(older | {"choices": {}})
     assert fingerprint(config | {"evaluate": BOTH}, {}) != fingerprint(older, {})
+
+
+@pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])
+def test_one_word_is_a_list(word, listed):
+    """The same configuration, and so the same fingerprint, as with the list."""
+    one, other = (resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]"))
+    assert one == other
+    assert one["evaluate"] == listed
+    with pytest.raises(ConfigError, match=r"evaluate=personel.*nearest: 'personal'"):
+        build(composed("evaluate=personel"))
 
 
 def test_names_in_wandb():

@@ -41,10 +41,13 @@ COLUMNS = {  # column -> how it is printed
     "mb_up_per_client": "{:.2f}",
     "mb_down_per_client": "{:.2f}",
 }
-OF_VALIDATION = {  # in a table with runs that were evaluated on a validation set
+OF_SOME = {  # in a table with runs that were evaluated on a validation set, or that tested personal models
     "validation_accuracy": "{:.4f}",
     "validation_best_accuracy": "{:.4f}",
     "best_round": "{:.0f}",
+    "personal_accuracy": "{:.4f}",
+    "personal_accuracy_worst": "{:.4f}",
+    "personal_forgetting": "{:.4f}",
 }
 OF_TASKS = ("scenario", "partition")  # these only in a table with runs of continual learning
 
@@ -68,7 +71,7 @@ def row(run: RunDirectory) -> dict[str, Any]:
     """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange
     in a round; tasks: how many were learned to their end, 0 without a sequence of tasks."""
     clients = None if run.clients is None else run.clients.groupby("round").size().mean()
-    values = {name: run.summary.get(name) for name in (*COLUMNS, *OF_VALIDATION, "task_forgetting")}
+    values = {name: run.summary.get(name) for name in (*COLUMNS, *OF_SOME, "task_forgetting")}
     ends = run.summary.get("tasks") or []
     for end in ends:
         values[f"average_task{end['task']}"] = end["average_accuracy"]
@@ -172,7 +175,7 @@ def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[
         print(f"fedexp: no finished run below {', '.join(map(str, directories))}", file=sys.stderr)
         return 2
     forms = columns(max(values["tasks"] for values in found))
-    forms |= {name: form for name, form in OF_VALIDATION.items() if any(values[name] is not None for values in found)}
+    forms |= {name: form for name, form in OF_SOME.items() if any(values[name] is not None for values in found)}
     forms |= dict.fromkeys(measures, "{:.4f}")
     for values, text in zip(found, what_differs(found), strict=True):
         values["options"] = text
