@@ -19,6 +19,7 @@ from fedexp.core.errors import ConfigError, require_choice, say
 from fedexp.core.pictures import PNG, add_flags
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
+from fedexp.metrics.tasks import over_clients
 from fedexp.rundir.evidence import FOLDER, keep_runs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
@@ -95,7 +96,9 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
     if run.tasks is not None:
         first = run.tasks[run.tasks["round"] == 0]
         start[first["evaluated_task"].to_numpy(dtype=np.int64) - 1] = first["accuracy"]
-    return {name: MEASURES[name](matrix, start) for name in names}
+    orders = run.summary.get("task_orders")
+    columns = None if orders is None else np.array(orders, dtype=np.int64) - 1
+    return {name: over_clients(MEASURES[name], columns, matrix, start) for name in names}
 
 
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
