@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedavgm import FedAvgM
+from fedexp.algorithms.fedbn import FedBN
 from fedexp.algorithms.fedcurv import FedCurv
 from fedexp.algorithms.feddecorr import FedDecorr
 from fedexp.algorithms.feddf import FedDF
@@ -26,8 +28,10 @@ from fedexp.algorithms.fedlmd import FedLMD
 from fedexp.algorithms.fednova import FedNova
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
+from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
+from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.algorithms.fedrs import FedRS
 from fedexp.algorithms.fedsam import FedSAM
@@ -57,6 +61,7 @@ from toy_federation import (
     LOCAL,
     ON_THE_SERVER,
     PAIR,
+    Normed,
     advance,
     assemble,
     broadcast,
@@ -84,6 +89,8 @@ class Row:
     silent: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     public: float = 0.0  # fraction of the training data that the server holds
+    model: Any = None  # another than the toy's
+    personal: bool = False  # its global model is FedAvg's, and the clients' own models are what is looked at
     stops_gradient: bool = False  # parts of the objective are constants to the gradient
 
     def make(self, **changes: Any) -> FedAvg:
@@ -101,7 +108,7 @@ class Row:
 
     def simulation(self, algorithm: FedAvg | None = None, **settings: Any) -> Simulation:
         """With this row's algorithm, or another on the same data."""
-        return make_simulation(algorithm or self.make(), public=self.public, **settings)
+        return make_simulation(algorithm or self.make(), **{"public": self.public, "model": self.model} | settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +240,10 @@ SHIPPED = [
     Row(FedGKD, live=dict(gamma=1.0, tau=2.0, models=2), zero=dict(gamma=0.0), other=dict(models=1)),
     Row(FedSpeed, live=dict(rho=0.3, lambda_=0.5, alpha=0.8, clip=1.0), other=dict(clip=0.0)),
     Row(FedSMOO, live=dict(rho=0.3, lambda_=0.5, clip=1.0), other=dict(clip=0.0)),
+    Row(FedRep, live=dict(head_epochs=1), other=dict(head_epochs=2)),
+    Row(FedBN, model=Normed()),
+    Row(Ditto, live=dict(lambda_=0.5), personal=True),
+    Row(FedProto, live=dict(lambda_=1.0)),
 ]  # fmt: skip
 ROWS = [*SHIPPED, Row(EveryHook, live=dict(pull=0.5), zero=dict(pull=0.0)), Row(SignDescent, live=dict(scale=0.5))]
 FIRST = {row.cls: row for row in reversed(ROWS)}
@@ -263,12 +274,17 @@ def assert_equal(actual, expected, atol=0.0):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-def trajectory(simulation, rounds=3) -> Iterator[torch.Tensor]:
-    """All parameters after each round, as one vector; a round is played when it is asked for."""
-    state = simulation.initial_state()
+def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
+    """All parameters after each round, as one vector; a round is played when it is asked for. personal: those of the
+    clients' own models."""
+    state, info = simulation.initial_state(), simulation.stages[0].federation
     for _ in range(rounds):
         advance(state, play_round(simulation, state))
-        yield flat(state.server["params"])
+        models = [state.server["params"]]
+        if personal:
+            own = [simulation.algorithm.personal_model(state.server, c, state.clients.get(c), info) for c in range(5)]
+            models = [model or state.server["params"] for model in own]
+        yield torch.cat([flat(model) for model in models])
 
 
 def differ(some, others, by) -> bool:
@@ -324,14 +340,14 @@ def test_zero_limit_is_fedavg(row):
 @one_of_each_kind("row", {name: row for name, row in BY_NAME.items() if row.cls is not FedAvg})
 def test_alive(row):
     """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
-    result = list(trajectory(row.simulation()))
-    assert differ(trajectory(row.simulation(FedAvg())), result, by=1e-5)
+    result = list(trajectory(row.simulation(), personal=row.personal))
+    assert differ(trajectory(row.simulation(FedAvg()), personal=row.personal), result, by=1e-5)
     for name in row.live:
         if name in row.refused:
             with pytest.raises(ConfigError, match="algorithm"):
                 row.make(**{name: row.changed(name)})
             continue
-        other = trajectory(row.simulation(row.make(**{name: row.changed(name)})))
+        other = trajectory(row.simulation(row.make(**{name: row.changed(name)})), personal=row.personal)
         if name in row.silent:
             assert all(map(torch.equal, other, result)), f"{name} should not matter here"
         else:
@@ -361,7 +377,7 @@ def test_objective_has_the_gradient_of_finite_differences(row):
     sent, steps = broadcast(simulation, state), torch.tensor(float(data.steps), dtype=torch.float64)
     ctx = Context(sent, cohort.personals[number], cohort.states[number], plan, {}, 0.1, steps, LOCAL)
     ctx = replace(ctx, setup=algorithm.client_setup(net, data, ctx))
-    start = algorithm.initial_params(net, data, ctx)
+    start = {k: v for k, v in algorithm.initial_params(net, data, ctx).items() if k not in sent["buffers"]}
     params = tree.map(torch.add, start, noise(0.05))
     batch = next(data.batches())
 

@@ -27,6 +27,8 @@ FEATURES = (
     "FedDecorr",
     "FedMultiHead",
     "FedPAC",
+    "FedProto",
+    "FedRep",
     "FedRoD",
     "Moon",
 )  # what needs more than logits; FedAlign: a stage
@@ -86,6 +88,10 @@ def test_the_head_is_taken_out_and_nothing_else_changes():
 def test_every_algorithm_runs_on_any_network_or_says_at_the_start_what_it_lacks(name):
     if name == "FedAlign":
         with pytest.raises(ConfigError, match="no last stage"):
+            simulation_of(name, Own(head="fc"))
+        return
+    if name == "FedBN":
+        with pytest.raises(ConfigError, match="no batch normalisation"):
             simulation_of(name, Own(head="fc"))
         return
     assert tree.is_finite(play(simulation_of(name, Own(head="fc")), 3).server["params"])

@@ -7,10 +7,15 @@ from omegaconf import OmegaConf
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.fedala import FedALA
+from fedexp.algorithms.fedbn import FedBN
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedpac import FedPAC
+from fedexp.algorithms.fedproto import FedProto
+from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.fedrod import FedRoD
+from fedexp.config.build import build, resolve
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import require_subjects
@@ -33,7 +38,12 @@ PERSONAL = {
     "fedala": FedALA(eta=1.0, part=0.8, threshold=0.1, max_passes=3),
     "fedfomo": FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1"),
     "fedpac": FedPAC(lambda_=1.0, head_lr=0.1, head_epochs=1),
+    "fedrep": FedRep(head_epochs=1),
+    "fedbn": FedBN(),
+    "ditto": Ditto(lambda_=0.5),
+    "fedproto": FedProto(lambda_=1.0),
 }
+MODELS = {"fedbn": Normed(), "ditto": Normed()}
 NAMES = [f"{name}{end}" for name in ("accuracy", "forgetting") for end in ("", "_std", "_worst")]
 
 
@@ -151,13 +161,15 @@ def own_model(name, simulation, state, client):
     if name == "fedala":
         old = kept["head"]
         return params | {k: (1 - kept["W"][k]) * old[k] + kept["W"][k] * params[k] for k in heads.HEAD}
-    return kept["params"]
+    if name in ("fedrep", "fedbn"):
+        return params | kept
+    return kept["params"] if name == "fedfomo" else kept
 
 
-@pytest.mark.parametrize("name", PERSONAL)
+@pytest.mark.parametrize("name", [name for name in PERSONAL if name != "fedproto"])
 def test_every_client_s_own_model_is_tested(name):
-    """Two rounds of four of five clients; each client's accuracy against its own test set, image after image."""
-    simulation = make_simulation(PERSONAL[name], participation=0.4, evaluate=BOTH)
+    """Two rounds of two of five clients; each client's accuracy against its own test set, image after image."""
+    simulation = make_simulation(PERSONAL[name], model=MODELS.get(name), participation=0.4, evaluate=BOTH)
     state = play(simulation, 2)
     counts = simulation.stages[0].partition.counts
     found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
@@ -169,6 +181,21 @@ def test_every_client_s_own_model_is_tested(name):
     ]
     assert personal_accuracy(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
     assert np.array_equal(np.isnan(found["plain"]), counts == 0)
+
+
+def test_fedproto_answers_with_the_nearest_prototype():
+    """argmin_c ||f(x) - C^c||, by the features of the client's own model, among the classes that have a prototype."""
+    simulation = make_simulation(PERSONAL["fedproto"], participation=0.4, evaluate=BOTH)
+    state = play(simulation, 1)
+    known, mean = (state.server["prototypes"][k] for k in ("known", "mean"))
+    assert 0 < known.sum() <= 4
+    x, _ = simulation.bench.load_test(torch.arange(20))
+    for client, kept in state.clients.items():
+        model = simulation.algorithm.personal_model(state.server, client, kept, simulation.stages[0].federation)
+        distances = torch.cdist(simulation.bench.net(kept, x).features, mean[known > 0])
+        nearest = torch.nonzero(known).flatten()[distances.argmin(1)]
+        assert torch.equal(simulation.bench.net(model, x).logits.argmax(1), nearest)
+        assert simulation.algorithm.personal_model(state.server, client, None, None) is None
 
 
 def test_fedrod_s_own_model_adds_its_two_classifiers():
@@ -305,6 +332,16 @@ def test_the_default_changes_no_fingerprint():
     assert fingerprint(config, {}) == fingerprint(older, {})
     assert former_hash(config | {"choices": {}}) == former_hash(older | {"choices": {}})
     assert fingerprint(config | {"evaluate": BOTH}, {}) != fingerprint(older, {})
+
+
+@pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])
+def test_one_word_is_a_list(word, listed):
+    """The same configuration, and so the same fingerprint, as with the list."""
+    one, other = (resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]"))
+    assert one == other
+    assert one["evaluate"] == listed
+    with pytest.raises(ConfigError, match=r"evaluate=personel.*nearest: 'personal'"):
+        build(composed("evaluate=personel"))
 
 
 def test_names_in_wandb():

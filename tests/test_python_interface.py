@@ -15,11 +15,13 @@ import yaml
 from sklearn.datasets import load_digits
 
 import fedexp
+from fedexp.analysis import aggregate
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.data.image_files import stratified_split
 from fedexp.rundir import files, kept_models
+from fedexp.rundir.reader import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu"]
@@ -459,7 +461,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sweep")
     for algorithm in ("fedavg", "fedntd"):
         for seed in (0, 1):
-            train(directory / f"{algorithm}_{seed}", "rounds=1", f"algorithm={algorithm}", f"seed={seed}")
+            given = ["rounds=1", f"algorithm={algorithm}", f"seed={seed}", "evaluate=personal"]
+            train(directory / f"{algorithm}_{seed}", *given)
     failed = directory / "gone"
     failed.mkdir()
     (failed / "summary.json").write_text('{"status": "failed", "error": "x", "exit_code": 1}')
@@ -484,6 +487,21 @@ def test_a_sweep_as_tables(sweep):
     assert found["fedntd_1"].summary["seed"] == 1
     with pytest.raises(ConfigError, match=r"no run fedntd_9 \(nearest: 'fedntd_"):
         found["fedntd_9"]
+
+
+def test_the_reports_of_a_sweep_have_the_personalised_test(sweep, capsys, tmp_path):
+    runs = fedexp.load_sweep(sweep).runs.dropna(subset=["personal_accuracy"])
+    finished = [str(sweep / f"{name}_{seed}") for name in ("fedavg", "fedntd") for seed in (0, 1)]
+    assert main.main(["report", *finished, "--out", str(tmp_path / "table")]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{value:.4f}" in printed for value in runs["personal_accuracy"])
+    table = aggregate.means([RunDirectory(Path(path)) for path in finished]).set_index("run")
+    assert len(table) == 2
+    assert not any("evaluate" in name for name in table.index)
+    for algorithm in ("fedavg", "fedntd"):
+        own = table[table.index.str.contains(algorithm)].iloc[0]
+        for name in ("personal_accuracy", "personal_accuracy_worst"):
+            assert own[name] == pytest.approx(runs.query(f"algorithm == '{algorithm}'")[name].mean())
 
 
 def test_load_run_of_a_sweep_points_to_load_sweep(sweep):

@@ -46,6 +46,7 @@ def centred(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
 class FedDMC(Remembering):
     own_step = "its server takes over a consolidated model that did not start from its own"
     scenarios = ("class_incremental",)
+    separate_tasks = True
 
     targets: str  # split | added
     student: str  # initial | global

@@ -39,6 +39,7 @@ SMALLEST = 1e-9  # sum of the affinities' changes below which it is enlarged by 
 @dataclass(frozen=True, kw_only=True)
 class FedFOMO(FedAvg):
     own_step = "it has no global model, each client has its own"
+    keeps_buffers = True
 
     models: int  # M, received in each round
     validation: float  # fraction of a client's examples

@@ -27,6 +27,7 @@ from fedexp.models import classifier_of
 class FedMultiHead(FedAvg):
     own_step = "its server restores the heads of other tasks, which a momentum would move"
     scenarios = TASKS
+    separate_tasks = True
     must_train = HEAD
 
     @property

@@ -26,30 +26,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms import heads, optimizers
-from fedexp.algorithms.base import FedAvg, first_pass
+from fedexp.algorithms import heads, prototypes
+from fedexp.algorithms.base import first_pass
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.phases import HeadThenBody
 from fedexp.core import tree
 from fedexp.core.errors import require
-from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
 SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(FedAvg):
-    must_train = heads.HEAD
+class FedPAC(HeadThenBody):
     needs_features = True
 
     lambda_: float  # weight of the alignment, >= 0
     head_lr: float  # learning rate of the classifier, > 0
-    head_epochs: int  # of the classifier alone, before the E of the body
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.lambda_ < math.inf, "algorithm.lambda_", self.lambda_, "finite and at least 0")
         require(0 < self.head_lr < math.inf, "algorithm.head_lr", self.head_lr, "finite and greater than 0")
-        require(self.head_epochs >= 1, "algorithm.head_epochs", self.head_epochs, "at least 1")
 
     @property
     def needs(self) -> Needs:
@@ -58,16 +56,15 @@ class FedPAC(FedAvg):
             small="C prototypes each way, class statistics up, a classifier down",
         )
 
-    def epochs(self, local: LocalTraining) -> int:
-        return self.head_epochs + local.epochs
+    def rate_of_head(self, ctx: Context) -> float:
+        return self.head_lr
 
     def server_init(self, params: Params, info: Federation) -> Tree:
         head = heads.head(params)
         classes, width = head[heads.WEIGHT].shape
         like = head[heads.BIAS]
         everyone = tree.map(lambda leaf: leaf.expand(info.num_clients, *leaf.shape).clone(), head)
-        prototypes = {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
-        return {"params": params, "heads": everyone, "prototypes": prototypes}
+        return {"params": params, "heads": everyone, "prototypes": prototypes.unknown(classes, width, like)}
 
     def broadcast(self, server: Tree) -> Tree:
         return {"params": server["params"], "prototypes": server["prototypes"]}
@@ -89,17 +86,9 @@ class FedPAC(FedAvg):
         return stats | {"target": target, "aligns": (known.sum() > 0).to(target.dtype)}
 
     def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return, over one pass: examples [C], mean feature [C, D], mean squared norm [C] of each class."""
-        like = ctx.server["prototypes"]["mean"]
-        classes = len(like)
-        count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
-        for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
-            features = net(params, batch.x, mask).features
-            member = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) * mask[:, None]
-            count, total = count + member.sum(0), total + member.T @ features
-            squares = squares + member.T @ (features**2).sum(-1)
-        seen = count.clamp(min=1)
-        return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
+        """Return the class statistics over one pass, see `prototypes.statistics`."""
+        passed = first_pass(data, ctx, self.epochs(ctx.local))
+        return prototypes.statistics(net, params, passed, ctx.server["prototypes"]["mean"])
 
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         return ctx.server["params"] | ctx.personal
@@ -110,24 +99,6 @@ class FedPAC(FedAvg):
         aligned = ((features - target) ** 2).mean(-1) * ctx.setup["aligns"]
         return F.cross_entropy(logits, batch.y, reduction="none") + self.lambda_ * aligned
 
-    def local_step(
-        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, torch.Tensor]:
-        """Run the steps of the classifier first, then of the body; what is not trained keeps its value, and the
-        optimizer's memory of it stays that of a fresh one."""
-        head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
-        grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
-        step = torch.as_tensor(batch.step, device=head_steps.device)
-        head_phase, one = step < head_steps, torch.ones_like(head_steps)
-        lr = torch.where(head_phase, self.head_lr * one, ctx.lr * one)
-        number = torch.where(head_phase, step * one, step - head_steps)
-        stepped, remembered = optimizers.step(params, grads, memory, lr, ctx.local, number)
-
-        def chosen(new: Params, old: Params) -> Params:
-            return {k: torch.where(head_phase if k in heads.HEAD else ~head_phase, new[k], old[k]) for k in old}
-
-        return chosen(stepped, params), {k: chosen(remembered[k], memory[k]) for k in memory}, loss
-
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         before = {k: ctx.setup[k] for k in ("count", "mean", "square")}
         after = self.statistics(net, params, data, ctx)["mean"]
@@ -135,19 +106,13 @@ class FedPAC(FedAvg):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         counts = messages["statistics"]["count"]
-        total = counts.sum(0)
-        mean = (counts[..., None] * messages["prototypes"]).sum(0) / total.clamp(min=1)[:, None]
-        new, old = total > 0, server["prototypes"]
-        prototypes = {
-            "mean": torch.where(new[:, None], mean, old["mean"]),
-            "known": torch.where(new, torch.ones_like(total), old["known"]),
-        }
         combination = combine(messages["statistics"])
         own, cohort = heads.head(messages["params"]), list(round.clients)
         everyone = {k: v.clone() for k, v in server["heads"].items()}
         for k, v in everyone.items():
             v[cohort] = torch.tensordot(combination.to(v), own[k], 1)
-        return super().aggregate(server, messages, round) | {"heads": everyone, "prototypes": prototypes}
+        known = prototypes.combined(server["prototypes"], messages["prototypes"], counts)
+        return super().aggregate(server, messages, round) | {"heads": everyone, "prototypes": known}
 
 
 def combine(statistics: Tree) -> torch.Tensor:

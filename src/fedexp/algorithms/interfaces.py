@@ -166,6 +166,7 @@ class Needs:
     up: float = 0.0  # to the server, of each client and round, in multiples of the model; small change not counted
     down: float = 0.0  # to each client
     small: str = ""  # the small change: a few numbers
+    unsent: str = ""  # a small part of the model that stays where it is
     data: str = ""  # extra data, and who holds them
     public: bool = False  # refuses to run without a public set
     surrogate: bool = False  # refuses to run without unlabelled examples

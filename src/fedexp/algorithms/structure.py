@@ -5,10 +5,11 @@ passes over the local data, and nothing that is special to a task of a scenario.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.settings import LocalTraining
@@ -41,6 +42,20 @@ class RoundStructure:
         Running statistics among its names replace the global model's. state: what the client keeps; None: it has never
         taken part, or keeps nothing. An algorithm without this hook has no personal models."""
         return None
+
+    keeps_buffers: ClassVar[bool] = (
+        False  # its clients keep running statistics: `client_init` gets the initial ones too
+    )
+
+    def fitted(self, module: nn.Module) -> Self:
+        """Return the algorithm with what it has to know of the model, such as the names of its layers. Raises
+        ConfigError for a model that it is not defined for."""
+        return self
+
+    def counted(self, sent: Tree) -> Tree:
+        """Return the part of what is sent (one way, by name, with the "buffers") that counts as traffic. The rest is
+        not sent by the method; it makes the generic model that is tested."""
+        return sent
 
     # --- exchanges and roles, on the host
 

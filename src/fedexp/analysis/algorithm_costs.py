@@ -58,7 +58,8 @@ def table(folder: Path) -> str:
     lines = [line(HEAD), "|" + " --- |" * len(HEAD)]
     for name, needs in rows(folder):
         traffic = f"{models(needs.up)} / {models(needs.down)}" if needs.up or needs.down else ""
-        traffic = "; ".join(part for part in (traffic, needs.small) if part)
+        unsent = needs.unsent and f"without {needs.unsent}"
+        traffic = "; ".join(part for part in (traffic, needs.small, unsent) if part)
         lines.append(line((name, needs.client_state, needs.server_state, traffic, needs.data)))
     return "\n".join(lines)
 

@@ -19,6 +19,7 @@ from fedexp.core.errors import ConfigError, require_choice, say
 from fedexp.core.pictures import PNG, add_flags
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
+from fedexp.metrics.tasks import over_clients
 from fedexp.rundir.evidence import FOLDER, keep_runs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
@@ -41,10 +42,13 @@ COLUMNS = {  # column -> how it is printed
     "mb_up_per_client": "{:.2f}",
     "mb_down_per_client": "{:.2f}",
 }
-OF_VALIDATION = {  # in a table with runs that were evaluated on a validation set
+OF_SOME = {  # in a table with runs that were evaluated on a validation set, or that tested personal models
     "validation_accuracy": "{:.4f}",
     "validation_best_accuracy": "{:.4f}",
     "best_round": "{:.0f}",
+    "personal_accuracy": "{:.4f}",
+    "personal_accuracy_worst": "{:.4f}",
+    "personal_forgetting": "{:.4f}",
 }
 OF_TASKS = ("scenario", "partition")  # these only in a table with runs of continual learning
 
@@ -68,7 +72,7 @@ def row(run: RunDirectory) -> dict[str, Any]:
     """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a client's exchange
     in a round; tasks: how many were learned to their end, 0 without a sequence of tasks."""
     clients = None if run.clients is None else run.clients.groupby("round").size().mean()
-    values = {name: run.summary.get(name) for name in (*COLUMNS, *OF_VALIDATION, "task_forgetting")}
+    values = {name: run.summary.get(name) for name in (*COLUMNS, *OF_SOME, "task_forgetting")}
     ends = run.summary.get("tasks") or []
     for end in ends:
         values[f"average_task{end['task']}"] = end["average_accuracy"]
@@ -92,7 +96,9 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
     if run.tasks is not None:
         first = run.tasks[run.tasks["round"] == 0]
         start[first["evaluated_task"].to_numpy(dtype=np.int64) - 1] = first["accuracy"]
-    return {name: MEASURES[name](matrix, start) for name in names}
+    orders = run.summary.get("task_orders")
+    columns = None if orders is None else np.array(orders, dtype=np.int64) - 1
+    return {name: over_clients(MEASURES[name], columns, matrix, start) for name in names}
 
 
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -172,7 +178,7 @@ def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[
         print(f"fedexp: no finished run below {', '.join(map(str, directories))}", file=sys.stderr)
         return 2
     forms = columns(max(values["tasks"] for values in found))
-    forms |= {name: form for name, form in OF_VALIDATION.items() if any(values[name] is not None for values in found)}
+    forms |= {name: form for name, form in OF_SOME.items() if any(values[name] is not None for values in found)}
     forms |= dict.fromkeys(measures, "{:.4f}")
     for values, text in zip(found, what_differs(found), strict=True):
         values["options"] = text

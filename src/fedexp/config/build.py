@@ -20,7 +20,17 @@ from fedexp.config.named import OPTIONS, with_named_datasets, with_named_tracker
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest
 from fedexp.core.pictures import PNG, Pictures, as_node
-from fedexp.core.settings import NO_STOP, NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Stop, Validation
+from fedexp.core.settings import (
+    NO_STOP,
+    NONE_HELD_OUT,
+    LocalTraining,
+    Public,
+    Seeds,
+    Settings,
+    Stop,
+    Validation,
+    subjects_of,
+)
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
@@ -118,6 +128,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(values, dict)
     found = {str(k): v for k, v in values.items()}
+    if isinstance(word := found.get("evaluate"), str):
+        found["evaluate"] = subjects_of(word)
     return found | {"revisions": latest(found)}
 
 

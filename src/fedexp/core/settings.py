@@ -206,6 +206,11 @@ class Settings:
         return max(math.floor(self.participation * self.num_clients + 1e-9), 1)
 
 
+def subjects_of(word: str) -> list[str]:
+    """Return the list that one word stands for as `evaluate`; the global model is tested in any case."""
+    return [GLOBAL, PERSONAL] if word == PERSONAL else [word]
+
+
 def require_subjects(subjects: Sequence[str]) -> None:
     """Raise ConfigError unless what `evaluate` lists is known and different, and the global model is the first."""
     require_list("evaluate", subjects, (GLOBAL, PERSONAL))

@@ -120,6 +120,12 @@ class Partition:
             info["public_counts"] = np.bincount(labels[public], minlength=num_classes).tolist()
         return replace(Partition.build(parts, labels, num_classes, info), public=public)
 
+    def holding(self, parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> "Partition":
+        """Return the partition with other examples (numbers in labels [N]) for each client; those of the server and of
+        the validation set stay."""
+        rest = Partition.build(parts, labels, num_classes, self.info)
+        return replace(rest, public=self.public, validation=self.validation)
+
     def holding_out(self, validation: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
         """Return the partition with a validation set (numbers in labels [N]), which the clients do not hold."""
         parts = [np.setdiff1d(part, validation) for part in self.parts]

@@ -15,6 +15,7 @@ import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data.replay import POLICIES
+from fedexp.data.streams import ORDERS
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, Task
 
@@ -68,12 +69,16 @@ class Several(Scenario):
     evaluate_on: str  # test | validation
     replay: int = 0  # examples of earlier tasks that a client goes on training on (fedexp.data.replay)
     replay_policy: str = "reservoir"  # reservoir | class_balanced
+    order: str = "shared"  # | per_client: clients meet the tasks in different orders (fedexp.data.streams)
+    blur: float = 0.0  # share of a task's training examples that are dealt to other tasks
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice("scenario.evaluate_on", self.evaluate_on, ("test", "validation"))
         require(self.replay >= 0, "scenario.replay", self.replay, "at least 0 examples (0 = no buffer)")
         require_choice("scenario.replay_policy", self.replay_policy, POLICIES)
+        require_choice("scenario.order", self.order, ORDERS)
+        require(0 <= self.blur < 1, "scenario.blur", self.blur, "at least 0 and less than 1")
         if self.split is None:
             require(self.evaluate_on == "test", "scenario.evaluate_on", self.evaluate_on,
                     "test with scenario.split=null, since nothing is held out")  # fmt: skip
@@ -82,6 +87,11 @@ class Several(Scenario):
         require(good, "scenario.split", self.split, "three fractions that add up to 1: training, validation, test")
         held = self.split[1 if self.evaluate_on == "validation" else 2] if good else 1
         require(held > 0, "scenario.split", self.split, f"more than 0 for the {self.evaluate_on} part")
+
+    @property
+    def mixes_tasks(self) -> bool:
+        """Tell whether clients train on examples of several tasks in a round."""
+        return self.order != "shared" or self.blur > 0
 
     def divide(self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Return (training, evaluation) examples of labels [n], ascending; own_test bool [n]: the data set's own test

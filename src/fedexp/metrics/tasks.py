@@ -1,9 +1,12 @@
 """Metrics of continual learning over a sequence of tasks (CFeD, IJCAI 2022, section 5.2).
 
 a[t, s] is the test accuracy on task s of the global model after task t has been learned.
+Where clients meet the tasks in different orders (`scenario.order=per_client`), t counts stages, and each client k has a
+matrix of its own, a_k[t, s] = the accuracy after stage t on the task that k meets at stage s. Every value is then the
+mean over all clients of what the formula gives for theirs; with one order for all it is the value of that one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +33,16 @@ def task_forgetting(matrix: np.ndarray, accuracies: np.ndarray) -> float:
     return float(np.mean(np.diag(matrix[:, :before]) - accuracies[:before])) if before else float("nan")
 
 
+def over_clients(formula: Callable[..., float], orders: np.ndarray | None, *accuracies: np.ndarray) -> float:
+    """Return the mean of a formula over clients, of arrays [..., T] with their columns in the order of each client.
+    orders: int [K, T] from 0, which task a client meets at which stage; None: all in the order of the columns."""
+    if orders is None:
+        return formula(*accuracies)
+    different, counts = np.unique(orders, axis=0, return_counts=True)
+    values = [formula(*(array[..., order] for array in accuracies)) for order in different]
+    return float(np.average(values, weights=counts))
+
+
 @dataclass(frozen=True)
 class TaskHistory:
     """Accuracies on all tasks in the rounds that were evaluated."""
@@ -37,12 +50,16 @@ class TaskHistory:
     rounds: np.ndarray  # int [E], from 0
     accuracy: np.ndarray  # [E, T]
     rounds_per_task: int
+    orders: np.ndarray | None = None  # int [K, T]: see `over_clients`
 
     @classmethod
-    def of(cls, records: Sequence[tuple[int, Sequence[float]]], rounds_per_task: int) -> "TaskHistory":
+    def of(
+        cls, records: Sequence[tuple[int, Sequence[float]]], rounds_per_task: int, orders: np.ndarray | None = None
+    ) -> "TaskHistory":
         """Build the history from (round, accuracies) in order."""
         rounds = np.array([number for number, _ in records], dtype=np.int64)
-        return cls(rounds, np.array([list(values) for _, values in records], dtype=np.float64), rounds_per_task)
+        accuracy = np.array([list(values) for _, values in records], dtype=np.float64)
+        return cls(rounds, accuracy, rounds_per_task, orders)
 
     @property
     def task(self) -> int:
@@ -58,23 +75,24 @@ class TaskHistory:
         """Return the values of the last round."""
         now, learned = self.accuracy[-1], self.task
         before = self.matrix()[: max(learned - 1, 0)]
+        return self.values_at(before, now, learned)
+
+    def values_at(self, before: np.ndarray, now: np.ndarray, learned: int) -> dict[str, float]:
+        """Return the values of a round. before [t - 1, T]: the ends of the tasks before; now [T]; learned: t."""
         return {
-            "average_accuracy": average_accuracy(now, learned),
-            "new_task_accuracy": new_task_accuracy(now, learned),
-            "task_forgetting": task_forgetting(before, now),
+            "average_accuracy": over_clients(lambda a: average_accuracy(a, learned), self.orders, now),
+            "new_task_accuracy": over_clients(lambda a: new_task_accuracy(a, learned), self.orders, now),
+            "task_forgetting": over_clients(task_forgetting, self.orders, before, now),
         }
 
     def summary(self) -> dict[str, Any]:
         """Return the values of the last round, and those at the end of each task."""
         values: dict[str, Any] = {k: None if np.isnan(v) else v for k, v in self.values().items()}
         matrix = self.matrix()
-        ends = [
-            {
-                "task": t,
-                "average_accuracy": average_accuracy(row, t),
-                "new_task_accuracy": new_task_accuracy(row, t),
-                "accuracies": row.tolist(),
-            }
-            for t, row in enumerate(matrix, 1)
-        ]
-        return values | {"tasks": ends}
+        ends = []
+        for t, row in enumerate(matrix, 1):
+            found = self.values_at(matrix[: t - 1], row, t)
+            both = {name: found[name] for name in ("average_accuracy", "new_task_accuracy")}
+            ends.append({"task": t, **both, "accuracies": row.tolist()})
+        orders = {} if self.orders is None else {"task_orders": (self.orders + 1).tolist()}
+        return values | {"tasks": ends} | orders

@@ -55,6 +55,8 @@ NEUTRAL = {
     "partition.choice": "random",
     "scenario.replay": 0,
     "scenario.replay_policy": "reservoir",
+    "scenario.order": "shared",
+    "scenario.blur": 0.0,
     "algorithm.fisher": "old_tasks",
     "algorithm.new_model": "initial",
     "algorithm.reduction": "sum",

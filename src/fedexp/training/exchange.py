@@ -66,16 +66,17 @@ def run_exchange(
     trained = train(simulation, sent, cohort, evaluate_local)
     losses = trained.losses.tolist()  # waits for the device, so that the clock is true
     clock.lap("train")
-    up = tree.num_bytes(trained.messages) + tree.num_bytes(trained.buffers)
-    down = len(clients) * tree.num_bytes(sent) + tree.num_bytes(cohort.personals)
+    up = tree.num_bytes(exchange.counted(trained.messages | {"buffers": trained.buffers}))
+    down = len(clients) * tree.num_bytes(exchange.counted(sent)) + tree.num_bytes(cohort.personals)
     return CohortResult(cohort, trained, losses, describe(simulation, server, cohort, trained), up, down)
 
 
 def aggregate(optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
     """Return the server's state after aggregation and the step of the server's optimizer."""
-    new = optimizer.step(server, exchange.aggregate(server, answers.trained.messages, answers.round))
+    new = exchange.aggregate(server, answers.trained.messages, answers.round)
     if exchange.trains_model:
-        return new | {"buffers": tree.average_buffers(answers.trained.buffers, answers.round.weights)}
+        buffers = tree.average_buffers(answers.trained.buffers, answers.round.weights)
+        return optimizer.step(server, new) | {"buffers": buffers}
     return new
 
 
@@ -150,9 +151,7 @@ def assemble(
     roles = exchange.roles(info, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
     schedules = [schedule_of(simulation, role, number, client) for role, client in pairs]
-    states = [
-        to(kept[c], bench.device) if c in kept else role.client_init(simulation.initial, info) for role, c in pairs
-    ]
+    states = [to(kept[c], bench.device) if c in kept else first_state(simulation, role, info) for role, c in pairs]
     plans = [
         role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(simulation, role, number, c)
         for role, c in pairs
@@ -162,6 +161,12 @@ def assemble(
         for role, c in pairs
     ]
     return Cohort(number, clients, roles, schedules, states, plans, personals)
+
+
+def first_state(simulation: Simulation, role: FedAvg, info: Federation) -> Tree:
+    """Return what a client keeps before it first takes part."""
+    initial = simulation.initial
+    return role.client_init(initial | simulation.initial_buffers if role.keeps_buffers else initial, info)
 
 
 def schedule_of(

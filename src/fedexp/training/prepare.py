@@ -18,8 +18,9 @@ from fedexp.core.settings import LocalTraining, Validation
 from fedexp.core.views import AUGMENTED, TEST, evaluated
 from fedexp.data.partition import IID, Partition, make_partition
 from fedexp.data.replay import buffers
+from fedexp.data.streams import blurred, reordered, task_orders
 from fedexp.data.surrogate import Shards
-from fedexp.data.tasks import Several
+from fedexp.data.tasks import Scenario, Several
 from fedexp.data.types import Data, DataSource, Draws, Task
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
@@ -61,6 +62,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         hardware = hardware.in_one_process()
     hardware.apply()
     data, divided = divide(built)
+    orders = orders_of(built.scenario, settings.num_clients, len(divided), built.seeds.partition)
     rounds = built.scenario.rounds_per_task * len(divided)
     cohorts = built.cohorts.read(rounds, settings.num_clients, settings.cohort_size)
     require_room(lambda: algorithm.adapt(model.build(data.shape, data.num_classes), divided[0].federation))
@@ -69,6 +71,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         check_parts(module, algorithm)
         read_like(module, data)
         module = algorithm.adapt(module, divided[0].federation)
+    algorithm = algorithm.fitted(module)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
     batch_size = min(built.local.batch_size, len(data.y_train))
     hardware = with_fastest_way(hardware, module, data, batch_size, before)
@@ -106,6 +109,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         cohorts=cohorts,
         server_optimizer=built.server,
         stop=built.stop,
+        task_orders=orders,
         left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
         if mixes_examples
         else {},
@@ -256,6 +260,9 @@ def check_task(built: Built) -> None:
             f"{name} needs unlabelled examples: surrogate.dataset=<data set>, such as caltech256 or weibo, or "
             "surrogate.fraction=0.1, which withholds a part of the training data (neither is set now)"
         )
+    if isinstance(scenario, Several) and scenario.mixes_tasks and algorithm.separate_tasks:
+        asked = f"scenario.blur={scenario.blur}" if scenario.blur else f"scenario.order={scenario.order}"
+        raise ConfigError(f"{asked}: {name} is defined where all clients train on one task at a time")
     if scenario.name != "none" and built.partition.numbers_all:
         raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
 
@@ -327,9 +334,10 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     """Load the data; decide who holds which training examples: the server first, then the clients."""
     seed = built.seeds.partition
     sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
-    data, tasks, unlabelled = built.surrogate.attach(
-        sequence.data, sequence.tasks, generator_for(seed, "surrogate split")
-    )
+    tasks, scenario = sequence.tasks, built.scenario
+    if isinstance(scenario, Several) and scenario.blur:
+        tasks = blurred(tasks, scenario.blur, generator_for(seed, "blur"))
+    data, tasks, unlabelled = built.surrogate.attach(sequence.data, tasks, generator_for(seed, "surrogate split"))
     shards = Shards((), unlabelled)
     if len(unlabelled):
         shards = built.surrogate.deal(unlabelled, built.settings.num_clients, generator_for(seed, "surrogate"))
@@ -354,7 +362,29 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             unlabelled=unlabelled,
         )
         parts.append(Division(partition, federation, shards.server if len(unlabelled) else unlabelled))
-    return with_validation(data, held_out), with_replay(built, parts)
+    return with_validation(data, held_out), with_replay(built, with_orders(built, parts))
+
+
+def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
+    """Return which task each client meets at which stage, int [K, T]; None: all meet the tasks in one order."""
+    if not isinstance(scenario, Several) or scenario.order == "shared":
+        return None
+    return task_orders(clients, tasks, generator_for(seed, "task orders"))
+
+
+def with_orders(built: Built, parts: list[Division]) -> list[Division]:
+    """Return the division of the examples at each stage, where clients meet the tasks in orders of their own."""
+    orders = orders_of(built.scenario, built.settings.num_clients, len(parts), built.seeds.partition)
+    if orders is None:
+        return parts
+    labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
+    known = np.max([part.federation.shared for part in parts], axis=0)  # of all tasks: some client is in each
+    made = []
+    for part, rows in zip(parts, reordered([part.partition.parts for part in parts], orders), strict=True):
+        partition = part.partition.holding(rows, labels, classes)
+        federation = replace(part.federation, parts=partition.parts, counts=partition.counts, shared=known)
+        made.append(replace(part, partition=partition, federation=federation))
+    return made
 
 
 def with_replay(built: Built, parts: list[Division]) -> list[Division]:
@@ -399,12 +429,14 @@ def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> 
     if validation.fraction and not validation.per_client:
         chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
         central, numbers = numbers[chosen], np.delete(numbers, chosen)
-    labels = np.searchsorted(task.classes, data.y_train.numpy()[numbers])
-    public = built.public.split(labels, len(task.classes), generator_for(seed, "public", *key))
+    # With blurred boundaries there are examples of other tasks' classes too.
+    classes = np.union1d(task.classes, np.unique(data.y_train.numpy()[numbers]))
+    labels = np.searchsorted(classes, data.y_train.numpy()[numbers])
+    public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
     if built.public.fraction and not len(public):
         raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
     owners = None if data.owners is None else data.owners[numbers]
-    partition = make_partition(partitioner, labels, len(task.classes), settings.num_clients, rng, owners, public)
+    partition = make_partition(partitioner, labels, len(classes), settings.num_clients, rng, owners, public)
     partition = partition.among(numbers, data.y_train.numpy(), data.num_classes)
     if not validation.fraction:
         return partition

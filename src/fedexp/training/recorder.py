@@ -190,7 +190,8 @@ class Recorder:
     def task_history(self, tested: Tested) -> TaskHistory:
         """Return the history of the last round and the ends of the tasks before it: all that its values are made of."""
         ends = [each for each in tested.tasks[:-1] if each[0] % self.simulation.rounds_per_task == 0]
-        return TaskHistory.of([*ends, *tested.tasks[-1:]], self.simulation.rounds_per_task)
+        simulation = self.simulation
+        return TaskHistory.of([*ends, *tested.tasks[-1:]], simulation.rounds_per_task, simulation.task_orders)
 
     def _write_round(
         self, state: State, number: int, evaluations: Mapping[str, Evaluation], values: Mapping[str, float | int]

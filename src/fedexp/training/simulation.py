@@ -57,6 +57,7 @@ class Simulation:
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
     left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
     stop: Stop = NO_STOP
+    task_orders: np.ndarray | None = None  # int [K, T]: the task of each client at each stage; None: that of all
 
     @property
     def rounds(self) -> int:

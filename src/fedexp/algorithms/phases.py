@@ -1,0 +1,49 @@
+"""Local training in two phases: the classifier alone, then the body alone (FedPAC, FedRep)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedexp.algorithms import heads, optimizers
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.core.errors import require
+from fedexp.core.settings import LocalTraining
+from fedexp.core.tree import Params, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadThenBody(FedAvg):
+    """`head_epochs` epochs of the classifier, then the E epochs of `local.epochs` of all other parameters."""
+
+    must_train = heads.HEAD
+
+    head_epochs: int  # of the classifier alone, at least 1
+
+    def __post_init__(self) -> None:
+        require(self.head_epochs >= 1, "algorithm.head_epochs", self.head_epochs, "at least 1")
+
+    def epochs(self, local: LocalTraining) -> int:
+        return self.head_epochs + local.epochs
+
+    def rate_of_head(self, ctx: Context) -> float:
+        """Return the learning rate of the first phase."""
+        return ctx.lr
+
+    def local_step(
+        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Params, Tree, torch.Tensor]:
+        """Run the steps of the classifier first, then of the body; what is not trained keeps its value, and the
+        optimizer's memory of it stays that of a fresh one."""
+        head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
+        grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
+        step = torch.as_tensor(batch.step, device=head_steps.device)
+        head_phase, one = step < head_steps, torch.ones_like(head_steps)
+        lr = torch.where(head_phase, self.rate_of_head(ctx) * one, ctx.lr * one)
+        number = torch.where(head_phase, step * one, step - head_steps)
+        stepped, remembered = optimizers.step(params, grads, memory, lr, ctx.local, number)
+
+        def chosen(new: Params, old: Params) -> Params:
+            return {k: torch.where(head_phase if k in heads.HEAD else ~head_phase, new[k], old[k]) for k in old}
+
+        return chosen(stepped, params), {k: chosen(remembered[k], memory[k]) for k in memory}, loss

@@ -1,0 +1,134 @@
+"""Streams with blurred boundaries, and with clients that meet the tasks in different orders."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from fedexp.algorithms.feddmc import FedDMC
+from fedexp.algorithms.fedmultihead import FedMultiHead
+from fedexp.analysis.report import task_measures
+from fedexp.config.build import build
+from fedexp.core.errors import ConfigError
+from fedexp.data.streams import blurred, task_orders
+from fedexp.data.tasks import ClassIncremental
+from fedexp.data.types import Task
+from fedexp.metrics.tasks import TaskHistory
+from fedexp.rundir.fingerprint import fingerprint
+from fedexp.rundir.reader import RunDirectory
+from fedexp.training.prepare import divide
+from test_views import full_run
+from toy_federation import composed, make_simulation
+
+TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(3)]
+STREAM = dict(rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test")
+
+
+def test_blurring_deals_a_share_of_each_task_to_the_others():
+    """0.3 of 20: six leave each task, three to each of the others; sizes stay, and no example is lost or doubled."""
+    found = blurred(TASKS, 0.3, np.random.default_rng(0))
+    assert [(task.name, task.classes) for task in found] == [(task.name, task.classes) for task in TASKS]
+    for number, task in enumerate(found):
+        assert Counter((task.train // 20).tolist()) == {t: 14 if t == number else 3 for t in range(3)}
+        assert (np.diff(task.train) > 0).all()
+    assert sorted(np.concatenate([task.train for task in found])) == list(range(60))
+
+
+def test_orders_are_balanced():
+    """Of eight clients and three tasks, every task is met by two or three clients at every stage."""
+    orders = task_orders(8, 3, np.random.default_rng(1))
+    assert all(sorted(order) == [0, 1, 2] for order in orders.tolist())
+    assert all(sorted(np.bincount(stage)) == [2, 3, 3] for stage in orders.T)
+    assert len(np.unique(orders, axis=0)) > 3
+
+
+def test_values_of_clients_with_orders_of_their_own_by_hand():
+    """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 meets task 1 first: it forgets 0.9 - 0.5 = 0.4,
+    client 1, the other way round, 0.1 - 0.8 = -0.7. New tasks: 0.9 and 0.1, then 0.8 and 0.5."""
+    rows = [(0, [0.2, 0.2]), (1, [0.9, 0.1]), (2, [0.5, 0.8])]
+    summary = TaskHistory.of(rows, 1, np.array([[0, 1], [1, 0]])).summary()
+    assert summary["task_forgetting"] == pytest.approx((0.4 - 0.7) / 2)
+    assert summary["average_accuracy"] == pytest.approx(0.65)
+    assert [end["average_accuracy"] for end in summary["tasks"]] == pytest.approx([0.5, 0.65])
+    assert [end["new_task_accuracy"] for end in summary["tasks"]] == pytest.approx([0.5, 0.65])
+    assert summary["task_orders"] == [[1, 2], [2, 1]]
+    shared = TaskHistory.of(rows, 1).summary()
+    assert "task_orders" not in shared
+    alike = TaskHistory.of(rows, 1, np.array([[0, 1]] * 4)).summary()
+    assert {k: v for k, v in alike.items() if k != "task_orders"} == shared
+
+
+def stages(*overrides):
+    given = ("scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=5", "rounds=1", *overrides)
+    return divide(build(composed(*given)))[1]
+
+
+def test_clients_meet_the_same_examples_in_their_own_order():
+    shared, own = stages(), stages("scenario.order=per_client")
+    orders = []
+    for client in range(5):
+        tasks = [part.federation.parts[client].tolist() for part in shared]
+        orders.append([tasks.index(part.federation.parts[client].tolist()) for part in own])
+        for part in own:
+            assert part.partition.counts[client].sum() == len(part.federation.parts[client])
+            assert part.federation.counts[client].tolist() == part.partition.counts[client].tolist()
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    again = stages("scenario.order=per_client")
+    assert [part.partition.hash for part in again] == [part.partition.hash for part in own]
+    other = stages("scenario.order=per_client", "seed=1")
+    assert [part.partition.hash for part in other] != [part.partition.hash for part in own]
+
+
+def test_a_task_of_a_blurred_stream_has_classes_of_others():
+    plain, mixed = stages(), stages("scenario.blur=0.2")
+    for part, (low, high) in zip(mixed, ((0, 3), (3, 6), (6, 10)), strict=True):
+        counts = part.federation.counts.sum(0)
+        assert 0.15 < 1 - counts[low:high].sum() / counts.sum() < 0.25
+    everything = [np.sort(np.concatenate([e for part in parts for e in part.partition.parts])).tolist()
+                  for parts in (plain, mixed)]  # fmt: skip
+    assert everything[0] == everything[1]
+
+
+def test_a_run_with_orders_of_clients(tmp_path):
+    """Two tasks, five clients: the values from tasks.csv, client by client; the report of the run has the same."""
+    scenario = ClassIncremental(**STREAM, order="per_client", blur=0.1)
+    simulation = make_simulation(scenario=scenario, sizes=(3, 4, 5), participation=1.0)
+    _, summary = full_run(simulation, tmp_path)
+    a = np.array([end["accuracies"] for end in summary["tasks"]])
+    orders = [[task - 1 for task in order] for order in summary["task_orders"]]
+    assert sorted(map(tuple, orders))[0] == (0, 1)
+    assert sorted(map(tuple, orders))[-1] == (1, 0)
+    forgetting = np.mean([a[0, order[0]] - a[1, order[0]] for order in orders])
+    assert summary["task_forgetting"] == pytest.approx(forgetting, abs=1e-12)
+    measured = task_measures(RunDirectory(tmp_path), ["forgetting_from_learning", "last_accuracy"])
+    assert measured["forgetting_from_learning"] == pytest.approx(forgetting, abs=1e-12)
+    assert measured["last_accuracy"] == pytest.approx(a[1].mean(), abs=1e-12)
+
+
+DMC = FedDMC(targets="split", student="initial", new_model="old", epochs_factor=1, rate_factor=1.0, whole_set=False)
+
+
+@pytest.mark.parametrize("changed", [{"blur": 0.1}, {"order": "per_client"}])
+@pytest.mark.parametrize("algorithm", [DMC, FedMultiHead()], ids=["FedDMC", "FedMultiHead"])
+def test_methods_of_separate_tasks_refuse_mixed_ones(algorithm, changed):
+    (option,) = changed
+    with pytest.raises(ConfigError, match=rf"scenario\.{option}=.*one task at a time"):
+        make_simulation(algorithm, scenario=ClassIncremental(**STREAM, **changed), surrogate=0.2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"), [({"blur": 1.0}, "scenario.blur"), ({"blur": -0.1}, "blur"), ({"order": "own"}, "per_client")]
+)
+def test_wrong_values_are_refused(changed, key):
+    with pytest.raises(ConfigError, match=key):
+        ClassIncremental(**STREAM, **changed)
+
+
+def test_the_defaults_change_no_fingerprint():
+    config = OmegaConf.to_container(composed("scenario=class_incremental"), resolve=True)
+    older = config | {"scenario": {k: v for k, v in config["scenario"].items() if k not in ("order", "blur")}}
+    assert fingerprint(config, {}) == fingerprint(older, {})
+    mixed = config | {"scenario": config["scenario"] | {"blur": 0.1}}
+    assert fingerprint(mixed, {}) != fingerprint(older, {})
