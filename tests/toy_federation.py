@@ -31,6 +31,7 @@ from fedexp.engine.hardware import Hardware, Resolved
 from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.metrics.analysis import NoAnalysis
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
@@ -159,6 +160,7 @@ def make_simulation(
     scenario: Scenario | None = None,
     surrogate: float = 0.0,
     forgetting_metric: Any = None,
+    analysis: Any = None,
     cohorts: Cohorts = SAMPLED,
     validation: Validation = NONE_HELD_OUT,
     **settings: Any,
@@ -174,6 +176,7 @@ def make_simulation(
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
         "forgetting_metric": forgetting_metric or RoundDrop(local=False),
+        "analysis": analysis or NoAnalysis(),
         "hardware": Hardware(**HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}),
         "tracker": NoTracker(),
     }

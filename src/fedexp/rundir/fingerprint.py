@@ -52,6 +52,7 @@ NEUTRAL = {
     "server.beta1": None,
     "server.beta2": 0.99,
     "server.tau": 0.001,
+    "analysis._target_": "NoAnalysis",
     "partition.choice": "random",
     "scenario.replay": 0,
     "scenario.replay_policy": "reservoir",
@@ -115,6 +116,7 @@ def is_free(key: str) -> bool:
 
 def is_neutral(key: str, value: Any) -> bool:
     """Return whether this value of an option leaves a run as it was before there was the option."""
+    value = class_name(value) if key.endswith("._target_") else value
     return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (value is None and LAYOUT.fullmatch(key) is not None)
 
 

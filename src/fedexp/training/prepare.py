@@ -31,6 +31,7 @@ from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
 from fedexp.models.own import has_batch_norm
 from fedexp.training import stopping
+from fedexp.training.analysing import check_analyses
 from fedexp.training.fastest import with_fastest_way
 from fedexp.training.model_fit import check_parts, check_reads, making, read_like
 from fedexp.training.personal import has_personal_models
@@ -106,10 +107,12 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         cohorts=cohorts,
         server_optimizer=built.server,
         stop=built.stop,
+        analysis=built.analysis,
         left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
         if mixes_examples
         else {},
     )
+    check_analyses(simulation)
     return Prepared(simulation, hardware)
 
 

@@ -14,6 +14,7 @@ from fedexp.core.errors import BudgetSpent
 from fedexp.core.tree import Tree
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
+from fedexp.training.analysing import analyse
 from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
 from fedexp.training.neurons import local_models, measure
@@ -97,6 +98,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     if evaluated and simulation.metrics.needs_personal:
         personal = evaluate_personal(simulation, server, kept, number, evaluations)
     alignment = align(simulation, state.server, server, done) if number == simulation.rounds else []
+    analyses = analyse(simulation, state, done)
     clock.lap("evaluation")
     evaluating = sum(each.trained.evaluation_seconds for each in done)
     clock.seconds["train"] -= evaluating
@@ -117,6 +119,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         local_class_correct=evaluated_local[-1] if evaluated_local else None,
         personal=personal,
         alignment=alignment,
+        analyses=analyses,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),

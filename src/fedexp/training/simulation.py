@@ -17,6 +17,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN, choosing
 from fedexp.data.partition import Partition
 from fedexp.engine.base import ClientRuntime, Engine
+from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir import files
@@ -57,6 +58,7 @@ class Simulation:
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
     left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
     stop: Stop = NO_STOP
+    analysis: Analysis = NO_ANALYSIS
 
     @property
     def rounds(self) -> int:
