@@ -11,10 +11,21 @@ import torch
 from fedexp.core.errors import require
 from fedexp.core.tree import Params
 from fedexp.metrics import weight_divergence as divergence
+from fedexp.metrics.forgetting import in_out_local
 from fedexp.metrics.gradient_diversity import gradient_diversity, mean_squared_norm, squared_norm_of_mean
 from fedexp.metrics.layers import TOTAL
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Accuracies of local models before their training (epoch 0) and after each of its epochs, at most E of them."""
+
+    counts: Sequence[int]  # [S]: epochs that each client was tested after, epoch 0 included; 0: it was not
+    accuracy: np.ndarray  # float64 [S, E + 1, C]: of the classes, on the test set; nan for a class that it lacks
+    test_accuracy: np.ndarray  # float64 [S, E + 1]: on the test set
+    train_accuracy: np.ndarray  # float64 [S, E + 1]: on the client's own training examples, not augmented
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class Analysed:
     start: Params  # the distributed global model
     start_accuracy: np.ndarray | None  # float64 [C], of its classes on the test set; None: it was not evaluated
     local: Params | None  # the trained models, leaves [S, ...]; None where clients send no whole model
+    epochs: Epochs | None  # None: nobody was tested in the middle of its training
     gradients: Callable[[], Params]  # of each client's loss at the distributed model, leaves [S, ...]
 
 
@@ -134,6 +146,41 @@ class GradientDiversity(InRounds):
             {"round": found.round, "layer": layer, "clients": count}
             | {name: float(values[layer]) for name, values in columns.items()}
             for layer in columns["gradient_diversity"]
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEpochs(InRounds):
+    """`local_epochs.csv`: accuracy of local models before their training and after each of its epochs (FedNTD Fig. 6).
+
+    A row for each round, client and epoch, 0 before training: accuracy on the test set, on the client's in-local and
+    out-local distribution (FedNTD Definition 1), and on its own training examples, not augmented.
+    """
+
+    file: ClassVar[str] = "local_epochs.csv"
+    clients: int | None  # the first so many of a round; None: all of them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.clients is None or self.clients >= 1, "analysis.clients", self.clients, "at least 1, or null")
+
+    def rows(self, found: Analysed) -> list[Row]:
+        epochs = found.epochs
+        if epochs is None:
+            return []
+        inside, outside = in_out_local(epochs.accuracy, found.counts[:, None])
+        return [
+            {
+                "round": found.round,
+                "client": client,
+                "epoch": epoch,
+                "test_accuracy": float(epochs.test_accuracy[i, epoch]),
+                "in_local_accuracy": float(inside[i, epoch]),
+                "out_local_accuracy": float(outside[i, epoch]),
+                "train_accuracy": float(epochs.train_accuracy[i, epoch]),
+            }
+            for i, client in enumerate(found.clients)
+            for epoch in range(epochs.counts[i])
         ]
 
 

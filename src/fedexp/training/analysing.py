@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedexp.algorithms.interfaces import Federation
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime
-from fedexp.metrics.analysis import Analysed, GradientDiversity
+from fedexp.metrics.accuracy import class_accuracy
+from fedexp.metrics.analysis import Analysed, Epochs, GradientDiversity
 from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation, State
 
@@ -40,7 +43,24 @@ def describe(simulation: Simulation, state: State, answers: CohortResult) -> Ana
         start=start,
         start_accuracy=state.history.class_accuracy[-1] if known else None,
         local=None if sent is None else {name: leaf for name, leaf in sent.items() if name in start},
+        epochs=None if answers.trained.probed is None else epochs_of(bench, info, answers),
         gradients=lambda: local_gradients(bench, answers.round.previous, [info.parts[client] for client in clients]),
+    )
+
+
+def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> Epochs:
+    """Return the accuracies at the marks of the round's probes."""
+    probed = answers.trained.probed
+    assert probed is not None
+    data = bench.tested_on(bench.views[0]).data
+    totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+    correct, own = (probed[name].cpu().numpy() for name in ("test", "train"))
+    sizes = np.array([[len(info.parts[client])] for client in answers.cohort.clients])
+    return Epochs(
+        counts=[len(probe.marks) for probe in answers.cohort.probes],
+        accuracy=class_accuracy(correct, totals),
+        test_accuracy=correct.sum(-1) / totals.sum(),
+        train_accuracy=class_accuracy(np.where(own < 0, np.nan, own), sizes),
     )
 
 
