@@ -22,6 +22,7 @@ from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.core.settings import NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Validation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
+from fedexp.data.changes import NO_SCHEDULE, Schedule
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
@@ -161,6 +162,7 @@ def make_simulation(
     surrogate: float = 0.0,
     forgetting_metric: Any = None,
     analysis: Any = None,
+    schedule: Schedule = NO_SCHEDULE,
     cohorts: Cohorts = SAMPLED,
     validation: Validation = NONE_HELD_OUT,
     **settings: Any,
@@ -188,6 +190,7 @@ def make_simulation(
         local=local,
         public=Public(fraction=public, balanced=True),
         surrogate=unlabelled,
+        schedule=schedule,
         cohorts=cohorts,
         validation=validation,
         **groups,

@@ -18,10 +18,12 @@ from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptim
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
 from fedexp.config.options import SEVERAL
+from fedexp.config.schedules import with_schedule
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest
 from fedexp.core.pictures import PNG, Pictures, as_node
 from fedexp.core.settings import NO_STOP, NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Stop, Validation
+from fedexp.data.changes import NO_SCHEDULE, Schedule
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
@@ -58,6 +60,7 @@ class Built:
     validation: Validation = NONE_HELD_OUT
     stop: Stop = NO_STOP
     cohorts: Cohorts = SAMPLED
+    schedule: Schedule = NO_SCHEDULE
     figures: Pictures = PNG
     dataset: DataSource
     scenario: Scenario
@@ -71,7 +74,7 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NAMES = ("seeds", "local", "server", "public", "surrogate", "validation", "stop", "cohorts", "figures")
+NAMES = ("seeds", "local", "server", "public", "surrogate", "validation", "stop", "cohorts", "schedule", "figures")
 NODES = {name: FIELDS[name] for name in NAMES}
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
@@ -118,6 +121,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         config = with_named_datasets(config)
         for group in SEVERAL:
             config = with_named_members(config, group)
+        config = with_schedule(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error

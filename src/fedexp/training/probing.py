@@ -1,4 +1,4 @@
-"""Which clients of a round are tested in the middle of their local training, and when (analysis=local_epochs)."""
+"""Choice of the clients that are tested in the middle of their local training, and when (analysis=local_epochs)."""
 
 from collections.abc import Sequence
 

@@ -286,12 +286,22 @@ class Recorder:
             **{named("rounds_to_target", view): each for view, each in targets.items() if not validated},
             "rounds": state.round,
             **({"left_out": self.simulation.left_out} if self.simulation.left_out else {}),
+            **({"schedule": self.changes()} if self.simulation.changes else {}),
             **({"stopped": state.stopped} if state.status == "stopped" else {}),
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             **({"hint": hint} if (hint := self.hint(state)) else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,
         }
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Return for each change of the clients' data its first round and how the partition was made."""
+        names = ("scheme", "alpha", "shards_per_client", "shares")
+        stages = [(first, stage.partition) for first, stage in self.simulation.changes]
+        return [
+            {"round": first, **{k: each.info[k] for k in names if k in each.info}, "hash": each.hash}
+            for first, each in stages
+        ]
 
     def _view_summary(self, tested: Tested, best: int | None) -> dict[str, Any]:
         """Return what summary.json says of a view. best: the round that the validation set has chosen; None: the best

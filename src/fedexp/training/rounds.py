@@ -1,5 +1,6 @@
 """The round loop: sample, train, aggregate, refine, evaluate, record. It knows no algorithm by name."""
 
+import logging
 import math
 import time
 from collections import ChainMap, deque
@@ -24,6 +25,8 @@ from fedexp.training.recorder import Recorder, RoundResult
 from fedexp.training.simulation import Simulation, State
 from fedexp.training.stopping import Stopping, Watch
 
+log = logging.getLogger("fedexp")
+
 
 def run_rounds(
     simulation: Simulation,
@@ -47,6 +50,8 @@ def run_rounds(
         while state.status == "running":
             number, start = state.round + 1, time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
+            if number in dict(simulation.changes):
+                log.info("round %d: %s", number, simulation.stage_of(number).partition.sentence())
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
                 result = play_round(simulation, state)
             recorder.record_round(state, result)
