@@ -281,6 +281,7 @@ class Clients0:
 
     count = 1
     runs = staticmethod(lambda: ())
+    watch = None
 
 
 @pytest.mark.parametrize(

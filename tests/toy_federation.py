@@ -28,6 +28,7 @@ from fedexp.core.private.of_hydra import ConfigLoaderImpl, parse_overrides
 from fedexp.core.settings import NONE_HELD_OUT, LocalTraining, Public, Seeds, Settings, Validation
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
+from fedexp.data.changes import NO_SCHEDULE, Schedule
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
@@ -37,6 +38,7 @@ from fedexp.engine.hardware import Hardware, Resolved
 from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.metrics.analysis import NoAnalysis
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
@@ -169,6 +171,8 @@ def make_simulation(
     scenario: Scenario | None = None,
     surrogate: float = 0.0,
     forgetting_metric: Any = None,
+    analysis: Any = None,
+    schedule: Schedule = NO_SCHEDULE,
     cohorts: Cohorts = SAMPLED,
     validation: Validation = NONE_HELD_OUT,
     **settings: Any,
@@ -184,6 +188,7 @@ def make_simulation(
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
         "forgetting_metric": forgetting_metric or RoundDrop(local=False),
+        "analysis": analysis or NoAnalysis(),
         "hardware": Hardware(**HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}),
         "tracker": NoTracker(),
     }
@@ -195,6 +200,7 @@ def make_simulation(
         local=local,
         public=Public(fraction=public, balanced=True),
         surrogate=unlabelled,
+        schedule=schedule,
         cohorts=cohorts,
         validation=validation,
         **groups,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from fedexp.config.options import conf_directory
+from fedexp.config.options import SEVERAL, conf_directory
 from fedexp.config.overrides import key_of, read_overrides
 from fedexp.core.errors import ConfigError, nearest
 
@@ -74,22 +74,27 @@ def sort_out(arguments: list[str]) -> Asked:
     return Asked(flags, jobs, names, preview == ["true"], budget)
 
 
-LIST_OF_TRACKERS = re.compile(r"tracker=\[([\w\s,.-]+)\]")
-
-
 def together(overrides: list[str]) -> list[str]:
     """Write `tracker=[a,b]`, with which Hydra would make one node of both, and `tracker.a.key=value` as overrides of
-    `tracker=several`."""
-    lists = [found for o in overrides if key_of(o) == "tracker" and (found := LIST_OF_TRACKERS.fullmatch(o))]
-    if not lists or lists[-1].string != [o for o in overrides if key_of(o) == "tracker"][-1]:
+    `tracker=several`; likewise `analysis=[a,b]`."""
+    for group in SEVERAL:
+        overrides = several(overrides, group)
+    return overrides
+
+
+def several(overrides: list[str], group: str) -> list[str]:
+    """Write the list of options of one group as overrides of its option `several`."""
+    form = re.compile(rf"{group}=\[([\w\s,.-]+)\]")
+    lists = [found for o in overrides if key_of(o) == group and (found := form.fullmatch(o))]
+    if not lists or lists[-1].string != [o for o in overrides if key_of(o) == group][-1]:
         return overrides
     names = [name.strip() for name in lists[-1][1].split(",")]
-    written = ["tracker=several", f"tracker.members=[{','.join(names)}]"]
+    written = [f"{group}=several", f"{group}.members=[{','.join(names)}]"]
     for override in overrides:
-        key, member = key_of(override), key_of(override).removeprefix("tracker.").partition(".")[0]
-        if key.startswith("tracker.") and member in names:
-            written.append(f"++tracker.options.{override.lstrip('+').removeprefix('tracker.')}")
-        elif key != "tracker":
+        key, member = key_of(override), key_of(override).removeprefix(f"{group}.").partition(".")[0]
+        if key.startswith(f"{group}.") and member in names:
+            written.append(f"++{group}.options.{override.lstrip('+').removeprefix(f'{group}.')}")
+        elif key != group:
             written.append(override)
     return written
 

@@ -16,7 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.config.named import OPTIONS, with_named_datasets, with_named_trackers
+from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
+from fedexp.config.options import SEVERAL
+from fedexp.config.schedules import with_schedule
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest
 from fedexp.core.pictures import PNG, Pictures, as_node
@@ -31,11 +33,13 @@ from fedexp.core.settings import (
     Validation,
     subjects_of,
 )
+from fedexp.data.changes import NO_SCHEDULE, Schedule
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
+from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
 from fedexp.rundir.fingerprint import flatten
@@ -66,6 +70,7 @@ class Built:
     validation: Validation = NONE_HELD_OUT
     stop: Stop = NO_STOP
     cohorts: Cohorts = SAMPLED
+    schedule: Schedule = NO_SCHEDULE
     figures: Pictures = PNG
     dataset: DataSource
     scenario: Scenario
@@ -73,12 +78,13 @@ class Built:
     model: Model
     algorithm: FedAvg
     forgetting_metric: ForgettingMetric
+    analysis: Analysis = NO_ANALYSIS
     hardware: Hardware
     tracker: TrackerConfig
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NAMES = ("seeds", "local", "server", "public", "surrogate", "validation", "stop", "cohorts", "figures")
+NAMES = ("seeds", "local", "server", "public", "surrogate", "validation", "stop", "cohorts", "schedule", "figures")
 NODES = {name: FIELDS[name] for name in NAMES}
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings")}
 
@@ -122,7 +128,10 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain containers with all interpolations resolved, data sets in place of their
     names, and a note of the corrections of its parts (`revisions`)."""
     try:
-        config = with_named_trackers(with_named_datasets(config))
+        config = with_named_datasets(config)
+        for group in SEVERAL:
+            config = with_named_members(config, group)
+        config = with_schedule(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error

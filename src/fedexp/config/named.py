@@ -1,5 +1,5 @@
-"""Options that a configuration names beside the one of a group: `scenario.domains`, `surrogate.dataset`, and
-`tracker.members`.
+"""Options that a configuration names beside the one of a group: `scenario.domains`, `surrogate.dataset`, and the
+members of `tracker` and `analysis`.
 
 A name stands for the option of that name in the group, in which of a data set the node `dataset` is taken and the rest
 (the protocol of a run on it) left.
@@ -11,35 +11,41 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fedexp.config.options import list_options
+from fedexp.config.options import SEVERAL, list_options
 from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
 OPTIONS = "values by name, such as {root: photos}"
 
 
-def with_named_trackers(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration with nodes in place of the names in `tracker.members`, changed as
-    `tracker.options` says."""
-    members = OmegaConf.select(config, "tracker.members")
+SHARED = ("rounds", "every")  # keys of several analyses, which each of them takes over
+
+
+def with_named_members(config: DictConfig, group: str) -> DictConfig:
+    """Return a copy of the configuration with nodes in place of the names in `<group>.members`, changed as
+    `<group>.options` says."""
+    members = OmegaConf.select(config, f"{group}.members")
     if not isinstance(members, ListConfig) or not all(isinstance(name, str) for name in members):
         return config
     config, folders = config.copy(), search_path()
-    options = OmegaConf.select(config, "tracker.options", default=OmegaConf.create({}))
+    options = OmegaConf.select(config, f"{group}.options", default=OmegaConf.create({}))
     OmegaConf.set_struct(config, False)
     if not isinstance(options, DictConfig) or not all(isinstance(each, DictConfig) for each in options.values()):
-        raise ConfigError(f"tracker.options={options}: must be nodes by name, such as {{wandb: {{project: mine}}}}")
+        example = "{wandb: {project: mine}}" if group == "tracker" else "{local_epochs: {clients: 3}}"
+        raise ConfigError(f"{group}.options={options}: must be nodes by name, such as {example}")
     if unknown := {str(key) for key in options} - set(members):
-        raise ConfigError(f"tracker.{min(unknown)}: is none of tracker.members={list(members)}")
+        raise ConfigError(f"{group}.{min(unknown)}: is none of {group}.members={list(members)}")
+    shared = {key: value for key, value in config[group].items() if key in SHARED}
     nodes = []
     for name in members:
-        node, changes = node_of(name, folders, "tracker.members", "tracker"), options.get(name, {})
+        node, changes = node_of(name, folders, f"{group}.members", group), options.get(name, {})
         if "members" in node:
-            raise ConfigError(f"tracker.members={list(members)}: {name} is itself a list of trackers")
+            raise ConfigError(f"{group}.members={list(members)}: {name} is itself a {SEVERAL[group]}")
         if wrong := [key for key in changes if key not in node or key == "_target_"]:
-            raise ConfigError(f"tracker.{name}.{wrong[0]}: {name} has no such key{nearest(wrong[0], node)}")
-        nodes.append(OmegaConf.merge(node, changes))
-    config.tracker = {"_target_": config.tracker._target_, "members": nodes}
+            raise ConfigError(f"{group}.{name}.{wrong[0]}: {name} has no such key{nearest(wrong[0], node)}")
+        taken = {key: value for key, value in shared.items() if key in node}
+        nodes.append(OmegaConf.merge(node, taken, changes))
+    config[group] = {"_target_": config[group]._target_, **shared, "members": nodes}
     return config
 
 

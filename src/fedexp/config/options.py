@@ -11,6 +11,8 @@ from fedexp.core.errors import ConfigError
 
 # Folders of conf/ whose options bring no keys of their own.
 PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
+# Groups that take several options at once, and what their option `several` is.
+SEVERAL = {"tracker": "list of trackers", "analysis": "list of analyses"}
 ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
@@ -19,7 +21,17 @@ GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 def list_groups(directories: list[Path]) -> list[str]:
     """Return the config groups, in the order of the defaults list where they are in it."""
     names = {p.name for directory in directories if directory.is_dir() for p in directory.iterdir() if p.is_dir()}
-    order = ("dataset", "scenario", "partition", "model", "algorithm", "forgetting_metric", "hardware", "tracker")
+    order = (
+        "dataset",
+        "scenario",
+        "partition",
+        "model",
+        "algorithm",
+        "forgetting_metric",
+        "analysis",
+        "hardware",
+        "tracker",
+    )
     return [name for name in order if name in names] + sorted(names - {*order, *PRESETS, "__pycache__", "hydra"})
 
 

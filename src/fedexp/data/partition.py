@@ -21,6 +21,7 @@ from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.storage import regular, write_atomically
 
 RATIO = 200  # bytes of an array for one that is packed; fedexp packs none, and numbers seldom pack by more than 20
+CHANGED = "partition_from_round"  # begin of the file names of partitions that a run changes to
 SMALL = 2**26  # bytes that are harmless whatever their ratio
 
 
@@ -421,6 +422,17 @@ def later_partitions(run_dir: Path) -> list[Path]:
     """Return the files of the partitions of the tasks after the first, in their order."""
     paths = (run_dir / task_partition(number) for number in itertools.count(2))
     return list(itertools.takewhile(Path.exists, paths))
+
+
+def changed_partitions(run_dir: Path) -> dict[int, Path]:
+    """Return first round -> the file of the partition from then on, of a run whose partition changes, ascending."""
+    found = {path.stem.removeprefix(CHANGED): path for path in run_dir.glob(f"{CHANGED}*.npz")}
+    return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
+
+
+def changed_partition(number: int) -> str:
+    """Return the file name of the partition from round 2, 3, ... on."""
+    return f"{CHANGED}{number}.npz"
 
 
 def task_partition(number: int) -> str:

@@ -25,6 +25,15 @@ EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
 
 
 @dataclass(frozen=True)
+class Probe:
+    """The local steps after which a client's model is tested, and the training examples that it is tested on too."""
+
+    marks: tuple[int, ...]  # ascending, 0: before the first; empty: it is not tested
+    numbers: torch.Tensor  # int64 [n]
+    room: int  # the largest number of marks in the cohort
+
+
+@dataclass(frozen=True)
 class Cohort:
     """The sampled clients of one round; all sequences in the order of `clients`."""
 
@@ -35,6 +44,7 @@ class Cohort:
     states: Sequence[Tree]
     plans: Sequence[Tree]
     personals: Sequence[Tree]  # what the server sent to each alone
+    probes: Sequence[Probe] = ()  # when each is tested in the middle of its training; empty: nobody is
 
     def take(self, positions: Sequence[int]) -> "Cohort":
         """Return a part of the cohort."""
@@ -46,6 +56,7 @@ class Cohort:
             states=[self.states[i] for i in positions],
             plans=[self.plans[i] for i in positions],
             personals=[self.personals[i] for i in positions],
+            probes=[self.probes[i] for i in positions] if self.probes else (),
         )
 
     def longest_first(self) -> list[int]:
@@ -73,7 +84,9 @@ class Trained:
     buffers: Params  # leaves [|S|, ...]: running statistics of the local models
     class_correct: dict[str, torch.Tensor] | None
     """Test view -> int64 [|S|, C]: right answers of the local models on the test set."""
-    evaluation_seconds: float = 0.0  # spent on the latter
+    evaluation_seconds: float = 0.0  # spent on the latter, and on probes
+    probed: dict[str, torch.Tensor] | None = None
+    """Right answers at the marks of the probes: `test` int64 [|S|, room, C], `train` [|S|, room]; -1: not tested."""
 
     def tree(self) -> dict[str, Tree]:
         """Return the fields by name."""
@@ -91,7 +104,7 @@ class Gather:
 
     def add(self, positions: Sequence[int], part: Trained) -> None:
         """Add a part of the results. `positions`: where its clients stand in the cohort."""
-        leaves = (part.messages, part.losses, part.buffers, part.class_correct)
+        leaves = (part.messages, part.losses, part.buffers, part.class_correct, part.probed)
         if self._stacked is None:
             self._stacked = tree.map(self._room, leaves)
         tree.map(lambda room, leaf: None if leaf is None else _put(room, positions, leaf), self._stacked, leaves)
@@ -105,8 +118,8 @@ class Gather:
     def result(self, parallel: int = 1) -> Trained:
         """Return the whole cohort's results. `parallel`: parts trained at the same time, which divides the time spent
         on evaluation."""
-        messages, losses, buffers, correct = self._stacked
-        return Trained(messages, self._states, losses, buffers, correct, self.evaluation_seconds / parallel)
+        messages, losses, buffers, correct, probed = self._stacked
+        return Trained(messages, self._states, losses, buffers, correct, self.evaluation_seconds / parallel, probed)
 
 
 def _put(room: torch.Tensor, positions: Sequence[int], leaf: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, ScheduledData, Trained, has_own, to_tensors
 from fedexp.engine.network import LiveNetwork, seeded_torch
+from fedexp.engine.probes import Watch
 
 
 class ClientFailure(RuntimeError):
@@ -61,7 +62,8 @@ def play_client(
             if has_own(algorithm, "initial_params"):
                 load_start(live, algorithm.initial_params(live, data, ctx), server["buffers"])
         hook = "local training"
-        loss = train_client(algorithm, live, data, ctx)
+        watch = Watch(bench, server, alone.probes[0]) if alone.probes else None
+        loss = train_client(algorithm, live, data, ctx, watch)
         hook = "finish"
         trained = live.snapshot()
         message, state = finish(algorithm, bench, live, trained, data, ctx)
@@ -73,9 +75,10 @@ def play_client(
     buffers = live.buffers()
     start = time.perf_counter()
     correct = evaluate_trained(bench, trained, buffers, server, alone.round) if evaluate_local else None
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start if evaluate_local else 0.0
+    seconds, probed = seconds + (watch.seconds if watch else 0.0), watch.counts if watch else None
     messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
-    return Trained(messages, [state], loss[None], buffers, correct, seconds if evaluate_local else 0.0)
+    return Trained(messages, [state], loss[None], buffers, correct, seconds, probed)
 
 
 def load_start(live: LiveNetwork, start: Params, sent: Params) -> None:
@@ -112,14 +115,20 @@ def evaluate_trained(
     return correct
 
 
-def train_client(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
+def train_client(
+    algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context, watch: Watch | None = None
+) -> torch.Tensor:
     """Run the local steps on `live`; return the mean objective, 0 when the client has no step."""
+    if watch is not None:
+        watch.after(0, live, live.params)
     steps = functional_steps if has_own(algorithm, "local_step") else fused_steps
-    total = steps(algorithm, live, data, ctx)
+    total = steps(algorithm, live, data, ctx, watch)
     return total / ctx.steps.clamp(min=1)
 
 
-def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
+def fused_steps(
+    algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context, watch: Watch | None
+) -> torch.Tensor:
     """Do the base's local steps with autograd and in place."""
     params = live.params
     memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
@@ -130,15 +139,21 @@ def fused_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Con
             grads = algorithm.transform_grads(grads, params, batch, ctx)
         optimizers.step_in_place(params, grads, memory, ctx.lr, ctx.local, batch.step)
         total += loss.detach()
+        if watch is not None:
+            watch.after(batch.step + 1, live, params)
     return total
 
 
-def functional_steps(algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context) -> torch.Tensor:
+def functional_steps(
+    algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context, watch: Watch | None
+) -> torch.Tensor:
     """Do the local steps of algorithms with a local step of their own."""
     params = live.snapshot()
     memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
     for batch in data.batches():
         params, memory, loss = algorithm.local_step(live, params, memory, batch, ctx)
         total += loss.detach()
+        if watch is not None:
+            watch.after(batch.step + 1, live, params)
     live.load(params, live.buffers())
     return total

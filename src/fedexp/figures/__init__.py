@@ -85,7 +85,7 @@ def interim_pictures(
 
 def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield the figures that this run has data for, each to be drawn by a call."""
-    from fedexp.figures import draw
+    from fedexp.figures import draw, draw_analyses
 
     histories = ({PLAIN: run.history} if run.history else {}) | run.others
     for view, history in histories.items():
@@ -102,6 +102,8 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     for view, history in histories.items():
         if history.local_rounds:
             yield f"local_round{suffix(view)}", partial(draw.local_round, run, history, view)
+    for name, table in run.analyses.items():
+        yield Path(name).stem, partial(draw_analyses.PICTURES[name], run, table)
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from fedexp.data.partition import Partition, later_partitions, load_npz
 from fedexp.metrics.history import History, load_history
 from fedexp.rundir import contents, files
 from fedexp.rundir.reader import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class RunData:
     tasks: TaskFile | None
     others: dict[str, History] = field(default_factory=dict)  # class accuracies in each further view of the test set
     other_tasks: dict[str, TaskFile] = field(default_factory=dict)
+    analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)  # file -> table of the group `analysis`
 
     def has(self, column: str) -> bool:
         return self.points(column)[0].size > 0
@@ -88,6 +92,7 @@ def load_run(
         there = [view for view in VIEWS if arrays and run.has(file_of(files.CLASSES, view))]
         further = {view: load_history(run_dir, view) for view in there}
         history = further.pop(PLAIN, None)
+    tables = {name: table for name in files.ANALYSES if (table := run.analysis(name)) is not None and len(table)}
     require_readable(run)
     return RunData(
         title=describe(config, summary, config.get("choices") or {}),
@@ -99,6 +104,7 @@ def load_run(
         tasks=tasks,
         others={view: each for view, each in (further or {}).items() if each.rounds},
         other_tasks=other_tasks,
+        analyses=tables,
     )
 
 

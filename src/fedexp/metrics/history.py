@@ -11,7 +11,7 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
 from fedexp.core.views import PLAIN, file_of
-from fedexp.data.partition import Partition, later_partitions, load_npz, save_npz
+from fedexp.data.partition import Partition, changed_partitions, later_partitions, load_npz, save_npz
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,8 @@ class History:
     is the one evaluated in round r-1.
     """
 
-    counts: np.ndarray  # int64 [K, C]: training labels of each client; [tasks, K, C] in a scenario of several tasks
-    rounds_per_task: int = 0  # of such a scenario
+    counts: np.ndarray  # int64 [K, C]: training labels of each client; [tasks or changes, K, C] where these change
+    rounds_per_task: int = 0  # of a scenario of several tasks
     rounds: list[int] = field(default_factory=list)  # evaluated rounds, ascending; the first is 0, the initial model
     class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [C] each, nan for an absent class
     local_rounds: list[int] = field(default_factory=list)
@@ -36,6 +36,7 @@ class History:
     personal_accuracy: np.ndarray | None = None
     personal_round: int = 0
     personal_peak: np.ndarray | None = None
+    starts: tuple[int, ...] = ()  # first round of each row of counts, where the clients' data change within a run
     # The rows of `matrix` with room for more: stacking all of them anew in each round would grow with its square.
     _rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0)), init=False, repr=False, compare=False)
     _filled: int = field(default=0, init=False, repr=False, compare=False)
@@ -97,13 +98,15 @@ class History:
 
     def counts_in(self, round: int) -> np.ndarray:
         """int64 [K, C]: training labels of each client in a round from 1."""
+        if self.starts:
+            return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
         return self.counts if self.counts.ndim == 2 else self.counts[(round - 1) // self.rounds_per_task]
 
     def counts_until(self, round: int) -> np.ndarray:
         """int64 [K, C]: training labels of each client in all tasks that have begun when a round is over; before the
-        first, in the first task."""
-        if self.counts.ndim == 2:
-            return self.counts
+        first, in the first task. Where the data change within a run: those of the round."""
+        if self.counts.ndim == 2 or self.starts:
+            return self.counts_in(round)
         return self.counts[: max(round - 1, 0) // self.rounds_per_task + 1].sum(0)
 
     def sampled_counts(self, index: int) -> np.ndarray:
@@ -121,6 +124,8 @@ class History:
         import torch
 
         arrays = {"counts": self.counts, "rounds_per_task": np.array(self.rounds_per_task)} | self._arrays()
+        if self.starts:
+            arrays |= {"starts": np.array(self.starts)}
         if self.personal_accuracy is not None and self.personal_peak is not None:
             arrays |= {"personal_accuracy": self.personal_accuracy, "personal_peak": self.personal_peak}
             arrays |= {"personal_round": np.array(self.personal_round)}
@@ -163,6 +168,7 @@ class History:
             personal_accuracy=arrays.get("personal_accuracy"),
             personal_peak=arrays.get("personal_peak"),
             personal_round=int(arrays.get("personal_round", 0)),
+            starts=tuple(map(int, arrays.get("starts", ()))),
         )
 
 
@@ -173,12 +179,16 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
     set, its files of accuracies. Raises ConfigError naming a file that is missing or damaged.
     """
     run_dir = Path(run_dir)
-    tasks = [Partition.load(path) for path in [run_dir / "partition.npz", *later_partitions(run_dir)]]
+    changes = changed_partitions(run_dir)
+    tasks = [
+        Partition.load(path) for path in [run_dir / "partition.npz", *later_partitions(run_dir), *changes.values()]
+    ]
     classes = tasks[0].counts.shape[1]
     rounds, matrix = _read_class_accuracy(run_dir / file_of("class_accuracy.csv", view), classes)
     arrays = {
         "counts": np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
         "rounds_per_task": np.array(tasks[0].info.get("rounds_per_task", 0)),
+        "starts": np.array([1, *changes] if changes else [], dtype=np.int64),
         "rounds": rounds,
         "class_accuracy": matrix,
         "local_rounds": np.empty(0, dtype=np.int64),

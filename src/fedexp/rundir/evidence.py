@@ -26,7 +26,15 @@ import yaml
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import VIEWS, file_of
-from fedexp.data.partition import later_partitions, load_npz, partition_hash, save_npz
+from fedexp.data.partition import (
+    changed_partition,
+    changed_partitions,
+    later_partitions,
+    load_npz,
+    partition_hash,
+    save_npz,
+    task_partition,
+)
 from fedexp.rundir import files, origin
 from fedexp.rundir.elsewhere import NOTE, ROOT, config_of
 from fedexp.rundir.reader import finished_summary
@@ -61,7 +69,7 @@ def pack(directory: Path) -> bytes | None:
     if summary is None:
         value["elsewhere"] = json.loads(note.read_text(encoding="utf-8"))["run"]
     else:
-        paths = [directory / files.PARTITION, *later_partitions(directory)]
+        paths = [directory / files.PARTITION, *later_partitions(directory), *changed_partitions(directory).values()]
         started = {key: value for key, value in origin.read(directory).items() if key != "directory"}
         value |= {
             "config": portable(config_of(directory)),
@@ -170,14 +178,22 @@ def unpack(path: Path, directory: Path) -> None:
     value = read(path)
     try:
         contents = dict(texts(value))
-        partitions = [arrays_of(each) for each in value.get("partitions", ())]
+        kept = value.get("partitions", ())
+        partitions = {partition_name(i, each["info"]): arrays_of(each) for i, each in enumerate(kept, 1)}
     except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
     for name, text in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
-    for number, arrays in enumerate(partitions, 1):
-        save_npz(directory / (files.PARTITION if number == 1 else f"partition_task{number}.npz"), **arrays)
+    for name, arrays in partitions.items():
+        save_npz(directory / name, **arrays)
+
+
+def partition_name(number: int, info: Mapping[str, Any]) -> str:
+    """Return the file name of the partition of task 1, 2, ..., or of a change within a run. info: how it was made."""
+    if "from_round" in info:
+        return changed_partition(int(info["from_round"]))
+    return files.PARTITION if number == 1 else task_partition(number)
 
 
 def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

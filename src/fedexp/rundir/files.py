@@ -11,7 +11,10 @@ ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.c
 CONFIG, SUMMARY, PARTITION, LOCAL = "config.yaml", "summary.json", "partition.npz", "local_class_accuracy.npz"
 CHECKPOINT, PREVIOUS, CLIENT_STATES = "checkpoint/latest.pt", "checkpoint/previous.pt", "checkpoint/clients"
 ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
-TABLES = (ROUNDS, CLIENTS, TASKS, *(file_of(CLASSES, view) for view in VIEWS))
+WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
+LOCAL_EPOCHS = "local_epochs.csv"
+ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS)  # of the group `analysis`
+TABLES = (ROUNDS, CLIENTS, TASKS, *(file_of(CLASSES, view) for view in VIEWS), *ANALYSES)
 ASIDE = "damaged"  # where damaged files are kept that a run has written anew
 
 

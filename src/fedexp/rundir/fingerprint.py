@@ -52,6 +52,10 @@ NEUTRAL = {
     "server.beta1": None,
     "server.beta2": 0.99,
     "server.tau": 0.001,
+    "analysis._target_": "NoAnalysis",
+    "schedule.partition": None,
+    "schedule.classes": None,
+    "schedule.clients": None,
     "partition.choice": "random",
     "scenario.replay": 0,
     "scenario.replay_policy": "reservoir",
@@ -61,6 +65,7 @@ NEUTRAL = {
     "algorithm.new_model": "initial",
     "algorithm.reduction": "sum",
 }
+EMPTY = ("schedule.partition", "schedule.classes")  # an empty list is null
 SPLIT = "test_fraction"  # null, likewise, and `split_seed` beside it
 LAYOUT = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.layout")  # null, likewise
 
@@ -117,6 +122,7 @@ def is_free(key: str) -> bool:
 
 def is_neutral(key: str, value: object) -> bool:
     """Return whether this value of an option leaves a run as it was before there was the option."""
+    value = class_name(value) if key.endswith("._target_") else None if value == [] and key in EMPTY else value
     return (key in NEUTRAL and bool(value == NEUTRAL[key])) or (value is None and LAYOUT.fullmatch(key) is not None)
 
 

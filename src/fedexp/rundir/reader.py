@@ -22,6 +22,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.former_names import FORMER, current
 from fedexp.core.views import PLAIN, VIEWS, file_of, views_of
 from fedexp.rundir import contents, files, wholeness
+from fedexp.rundir.analyses import TABLES
 from fedexp.rundir.contents import Damaged
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.wholeness import OVER
@@ -95,6 +96,18 @@ class RunDirectory:
         """tasks.csv of continual learning: round, task (being learned), evaluated_task, accuracy; None without one."""
         keys = ["round", "task", "evaluated_task"]
         return self._read(files.TASKS, lambda path: contents.read_table(path, keys, ["accuracy"]))
+
+    @cached_property
+    def _analyses(self) -> dict[str, pd.DataFrame | None]:
+        def read(path: Path) -> pd.DataFrame:
+            table = TABLES[path.name]
+            return contents.read_table(path, table.keys, table.columns, table.texts)
+
+        return {name: self._read(name, read) for name in files.ANALYSES}
+
+    def analysis(self, name: str) -> pd.DataFrame | None:
+        """Return the table of an analysis by the name of its file, such as weight_divergence.csv; None without one."""
+        return self._analyses[name]
 
     @cached_property
     def _classes(self) -> dict[str, pd.DataFrame | None]:

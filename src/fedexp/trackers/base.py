@@ -61,6 +61,7 @@ class RoundRecord:
     class_accuracy: np.ndarray | None  # [C] on the test set, nan for a class without examples; None: not evaluated
     history: "History | None" = None  # all class accuracies up to this round; to be read at once, since it goes on
     others: "Mapping[str, History]" = field(default_factory=dict)  # the same in each further view
+    analysed: Mapping[str, float] = field(default_factory=dict)  # means of the group `analysis`, where it is measured
 
 
 class Tracker:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
-from fedexp.trackers.wandb_names import class_metric, metric_name
+from fedexp.trackers.wandb_names import analysis_metric, class_metric, metric_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +32,7 @@ def require_package(package: str, tracker: str) -> None:
 def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
     """Return the finite numbers of a round by the names that they have in W&B."""
     values = {metric_name(column): value for column, value in record.values.items() if value is not None}
+    values |= {analysis_metric(name): value for name, value in record.analysed.items()}
     if record.class_accuracy is not None:
         views = {PLAIN: record.class_accuracy} | {v: each.class_accuracy[-1] for v, each in record.others.items()}
         for view, row in views.items():

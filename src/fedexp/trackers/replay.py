@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from fedexp.data.partition import later_partitions
 from fedexp.figures import make_figures
 from fedexp.metrics.history import load_history
 from fedexp.rundir import files
+from fedexp.rundir.analyses import round_means
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 
@@ -62,12 +64,23 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
     further = {view: load_history(run.directory, view) for view in run.views}
     tests = further.pop(PLAIN, None)
     accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
+    tables = {name: by_round(table) for name in files.ANALYSES if (table := run.analysis(name)) is not None}
     assert run.rounds is not None  # of a run that is over
     for row in run.rounds.to_dict("records"):
         here = int(row.pop("round"))
         values = {str(name): number(value) for name, value in row.items()}
         views = {view: each.upto(here) for view, each in further.items()}
-        yield RoundRecord(here, values, accuracy.get(here), None if tests is None else tests.upto(here), views)
+        history = None if tests is None else tests.upto(here)
+        analysed = {k: v for name, rows in tables.items() for k, v in round_means(name, rows.get(here, ())).items()}
+        yield RoundRecord(here, values, accuracy.get(here), history, views, analysed)
+
+
+def by_round(table: pd.DataFrame) -> dict[int, list[dict[str, Any]]]:
+    """Return round -> its rows of a table."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in table.to_dict("records"):
+        found.setdefault(int(row["round"]), []).append({str(name): value for name, value in row.items()})
+    return found
 
 
 def figures_of(run: RunDirectory) -> list[Path]:

@@ -42,6 +42,7 @@ SUMMARIES = {
     "local/*": None,
     "local/train_loss": "min,last",
     "personal/*": "max,last",
+    "analysis/*": "mean,last",
     "time/*": "mean,last",
     "comm/*": "mean,last",
     "figures/*": None,
@@ -62,6 +63,11 @@ def metric_name(column: str) -> str:
     if column.startswith("personal_"):
         return f"personal/{plain(column.removeprefix('personal_'))}"
     return f"forgetting/{plain(column.removesuffix('_forgetting'))}"
+
+
+def analysis_metric(name: str) -> str:
+    """Return W&B's name of a mean of the group `analysis`."""
+    return f"analysis/{plain(name)}"
 
 
 def class_metric(name: str, view: str = PLAIN) -> str:

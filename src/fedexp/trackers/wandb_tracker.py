@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedexp.core.errors import require, require_choice
 from fedexp.core.views import PLAIN
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, display_path
-from fedexp.trackers.wandb_names import class_metric, define_metrics, flat_summary, metric_name
+from fedexp.trackers.wandb_names import analysis_metric, class_metric, define_metrics, flat_summary, metric_name
 from fedexp.trackers.wandb_service import bounded, end_service, logged_in, set_environment
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ class WandbTracker(Tracker):
     def _log_round(self, record: RoundRecord) -> None:
         row: dict[str, Any] = {"round": record.round}
         row |= {metric_name(column): value for column, value in record.values.items() if value is not None}
+        row |= {analysis_metric(name): value for name, value in record.analysed.items()}
         others = {v: each for v, each in record.others.items() if each.rounds[-1:] == [record.round]}
         views = {v: each.class_accuracy[-1] for v, each in others.items()}
         if record.class_accuracy is not None:

@@ -76,7 +76,8 @@ def check_history(tested: Mapping[str, Any], start: Mapping[str, torch.Tensor], 
     found = tested["history"]
     for name in ARRAYS:
         demand(found[name].dtype == start[name].dtype, f"type of history.{name}")
-    for name in ("counts", "rounds_per_task"):
+    demand(("starts" in found) == ("starts" in start), "history.starts")
+    for name in {"counts", "rounds_per_task", "starts"} & start.keys():
         demand(torch.equal(found[name], start[name]), f"history.{name}")
     rounds, local = found["rounds"].tolist(), found["local_rounds"]
     demand(rounds == [number for number, _ in tested["accuracy"]], "the rounds of history")

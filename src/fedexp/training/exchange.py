@@ -20,6 +20,7 @@ from fedexp.core.tree import Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Gather, Trained
 from fedexp.engine.schedule import Schedule, make_schedule, padded_schedule
 from fedexp.rundir.client_states import to
+from fedexp.training.probing import probes_of
 from fedexp.training.simulation import Simulation
 
 
@@ -61,6 +62,8 @@ def run_exchange(
 ) -> CohortResult:
     """Send, and train the clients. kept: client -> its state, of those that have taken part before."""
     cohort = assemble(simulation, exchange, server, kept, number, clients)
+    if exchange.trains_model:
+        cohort = replace(cohort, probes=probes_of(simulation, cohort))
     clock.lap("sampling")
     sent = broadcast(exchange, server)
     trained = train(simulation, sent, cohort, evaluate_local)

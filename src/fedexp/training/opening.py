@@ -14,7 +14,7 @@ from fedexp.config.overrides import key_of
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree
 from fedexp.core.errors import ConfigError
-from fedexp.data.partition import task_partition
+from fedexp.data.partition import changed_partition, task_partition
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt
@@ -131,13 +131,17 @@ def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation)
             partition = replace(partition, info=partition.info | {"rounds_per_task": simulation.rounds_per_task})
         partition.save(job.directory / name, simulation.bench.data.classes)
         task = f" of task {stage.federation.task + 1}" if len(simulation.stages) > 1 else ""
-        log.info("partition=%s%s: %s", job.choices["partition"], task, partition.sentence())
+        if "from_round" in partition.info:
+            log.info("schedule: from round %d on %s", partition.info["from_round"], partition.sentence())
+        else:
+            log.info("partition=%s%s: %s", job.choices["partition"], task, partition.sentence())
 
 
 def partition_files(simulation: Simulation) -> dict[str, Stage]:
-    """Return file name -> the task whose partition it holds."""
+    """Return file name -> the task, or the change within a run, whose partition it holds."""
     names = [files.PARTITION, *(task_partition(number) for number in range(2, len(simulation.stages) + 1))]
-    return dict(zip(names, simulation.stages, strict=True))
+    names += [changed_partition(first) for first, _ in simulation.changes]
+    return dict(zip(names, simulation.all_stages, strict=True))
 
 
 class RunLog(logging.FileHandler):

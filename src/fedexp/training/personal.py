@@ -33,7 +33,7 @@ def evaluate_personal(
     with the global one. kept: client -> its state; of_global: the tests of the global model.
     """
     bench, info = simulation.bench, simulation.stage_of(number).federation
-    holds = np.sum([stage.partition.counts for stage in simulation.stages], axis=0) > 0
+    holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
     totals = torch.bincount(bench.data.y_test, minlength=bench.data.num_classes).cpu().numpy()
     bench.net.set_buffers(server["buffers"])
     tests = {view: ModelTest(bench, server, bench.test_draws(view, number)) for view in of_global}

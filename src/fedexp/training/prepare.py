@@ -16,7 +16,7 @@ from fedexp.core.objective import check_objective
 from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.settings import LocalTraining, Validation
 from fedexp.core.views import AUGMENTED, TEST, evaluated
-from fedexp.data.partition import IID, Partition, make_partition
+from fedexp.data.partition import IID, Partition, Partitioner, make_partition
 from fedexp.data.replay import buffers
 from fedexp.data.streams import blurred, reordered, task_orders
 from fedexp.data.surrogate import Shards
@@ -32,6 +32,8 @@ from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
 from fedexp.models.own import has_batch_norm
 from fedexp.training import stopping
+from fedexp.training.analysing import check_analyses
+from fedexp.training.changes import changed, check_schedule
 from fedexp.training.fastest import with_fastest_way
 from fedexp.training.model_fit import check_parts, check_reads, making, read_like
 from fedexp.training.personal import has_personal_models
@@ -94,6 +96,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
     check_reads(model, bench)
     mixes_examples = model.mixes_examples and has_batch_norm(module)
     engine = hardware.make_engine()
+    changes = tuple((first, part.stage(bench, engine)) for first, part in divided[0].changes)
     simulation = Simulation(
         settings=settings,
         seeds=built.seeds,
@@ -110,10 +113,15 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
         server_optimizer=built.server,
         stop=built.stop,
         task_orders=orders,
-        left_out=without_batches(algorithm, [part.federation for part in divided], bench.local)
+        analysis=built.analysis,
+        changes=changes,
+        left_out=without_batches(
+            algorithm, [part.federation for _, part in [*enumerate(divided), *divided[0].changes]], bench.local
+        )
         if mixes_examples
         else {},
     )
+    check_analyses(simulation)
     return Prepared(simulation, hardware)
 
 
@@ -165,6 +173,7 @@ def check(built: Built, metrics: Metrics) -> None:
             f"local.warmup={built.local.warmup}: must be less than the {built.scenario.rounds_per_task} rounds"
         )
     check_task(built)
+    check_schedule(built)
     check_views(built)
     check_validation(built)
     check_stop(built)
@@ -321,6 +330,7 @@ class Division:
     partition: Partition
     federation: Federation
     server_unlabelled: np.ndarray  # numbers of the surrogate examples that the server holds
+    changes: "tuple[tuple[int, Division], ...]" = ()  # (first round, the division from then on)
 
     def stage(self, bench: ClientRuntime, engine: Engine) -> Stage:
         public, unlabelled = (
@@ -361,7 +371,14 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             surrogate=shards.clients,
             unlabelled=unlabelled,
         )
-        parts.append(Division(partition, federation, shards.server if len(unlabelled) else unlabelled))
+        server = shards.server if len(unlabelled) else unlabelled
+
+        def draw(partitioner: Partitioner, name: str, task: Task = task) -> Partition:
+            return partition_of(replace(built, partition=partitioner), data, task, (), name)
+
+        changes = changed(built.schedule, partition, federation, seed, draw)
+        later = tuple((first, Division(new, facts, server)) for first, new, facts in changes)
+        parts.append(Division(partition, federation, server, later))
     return with_validation(data, held_out), with_replay(built, with_orders(built, parts))
 
 
@@ -417,10 +434,11 @@ def with_validation(data: Data, held_out: Sequence[np.ndarray]) -> Data:
     return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
 
 
-def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...]) -> Partition:
-    """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew."""
+def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...], name: str = "") -> Partition:
+    """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew.
+    name: of other random numbers than those of the first partition of a run."""
     seed, settings = built.seeds.partition, built.settings
-    partitioner, rng, numbers = built.partition, generator_for(seed, "partition", *key), task.train
+    partitioner, rng, numbers = built.partition, generator_for(seed, f"partition{name}", *key), task.train
     kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
     if kept is not None:
         numbers = numbers[kept]

@@ -21,6 +21,7 @@ from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
+from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
 from fedexp.training.simulation import Simulation, State, Tested
 
@@ -52,6 +53,7 @@ class RoundResult:
     local_class_correct: dict[str, torch.Tensor] | None  # of each test view, int64 [|S|, C]
     personal: dict[str, np.ndarray]  # of each test view, float64 [K, C]: clients' own models; empty: not evaluated
     alignment: list[dict[str, Any]]  # of neurons; empty where it is not measured
+    analyses: dict[str, list[dict[str, Any]]]  # rows of the files of the group `analysis`; empty: not measured
     examples: int  # trained on
     bytes_up: int
     bytes_down: int
@@ -74,6 +76,7 @@ class Recorder:
         self.views = simulation.bench.views
         classes = [file_of(files.CLASSES, view) for view in self.views]
         names = (files.ROUNDS, *classes, files.CLIENTS, *((files.TASKS,) if simulation.has_tasks else ()))
+        names = (*names, *(part.file for part in simulation.analysis.parts))
         self.files = csv_files.RunFiles(directory, names, lengths)
         self.writing_seconds = 0.0  # since the last row
         self._saved_at, self._saving_seconds = time.perf_counter(), 0.0  # the last checkpoint: its end, what it took
@@ -123,7 +126,10 @@ class Recorder:
                 **{f"{phase}_seconds": phases[phase] for phase in PHASES},
                 "seconds": seconds,
             }
-            self._write_round(state, result.round, result.evaluations, values)
+            for name, rows in result.analyses.items():
+                self.files.append(name, rows)
+            analysed = {k: v for name, rows in result.analyses.items() for k, v in round_means(name, rows).items()}
+            self._write_round(state, result.round, result.evaluations, values, analysed)
             self._write_clients(state, result)
             self._keep_model(state)
             if state.status != "running" or self._is_due(state.round):
@@ -194,7 +200,12 @@ class Recorder:
         return TaskHistory.of([*ends, *tested.tasks[-1:]], simulation.rounds_per_task, simulation.task_orders)
 
     def _write_round(
-        self, state: State, number: int, evaluations: Mapping[str, Evaluation], values: Mapping[str, float | int]
+        self,
+        state: State,
+        number: int,
+        evaluations: Mapping[str, Evaluation],
+        values: Mapping[str, float | int],
+        analysed: Mapping[str, float] | None = None,
     ) -> None:
         """Write one row of rounds.csv; cells are empty where a value is undefined."""
         if evaluations:
@@ -214,7 +225,7 @@ class Recorder:
         per_class = tests.class_accuracy[-1] if evaluations and tests is not None else None
         shown = {name: plain(value) for name, value in row.items() if name != "round"}
         further = {view: state.tested[view].history for view in others(self.views)}
-        record = RoundRecord(number, shown, per_class, tests, further)
+        record = RoundRecord(number, shown, per_class, tests, further, analysed or {})
         for tracker in self.trackers:
             tracker.log_round(record)
 
@@ -276,12 +287,22 @@ class Recorder:
             **{named("rounds_to_target", view): each for view, each in targets.items() if not validated},
             "rounds": state.round,
             **({"left_out": self.simulation.left_out} if self.simulation.left_out else {}),
+            **({"schedule": self.changes()} if self.simulation.changes else {}),
             **({"stopped": state.stopped} if state.status == "stopped" else {}),
             **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
             **({"hint": hint} if (hint := self.hint(state)) else {}),
             "seconds": state.seconds,
             "train_samples_per_second": speed,
         }
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Return for each change of the clients' data its first round and how the partition was made."""
+        names = ("scheme", "alpha", "shards_per_client", "shares")
+        stages = [(first, stage.partition) for first, stage in self.simulation.changes]
+        return [
+            {"round": first, **{k: each.info[k] for k in names if k in each.info}, "hash": each.hash}
+            for first, each in stages
+        ]
 
     def _view_summary(self, tested: Tested, best: int | None) -> dict[str, Any]:
         """Return what summary.json says of a view. best: the round that the validation set has chosen; None: the best

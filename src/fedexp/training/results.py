@@ -58,6 +58,7 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
         *(file_of(files.CLASSES, view) for view in VIEWS),
         files.TASKS,
         files.CLIENTS,
+        *files.ANALYSES,
         *(file_of(files.LOCAL, view) for view in VIEWS),
         files.PARTITION,
         files.CONFIG,

@@ -1,5 +1,6 @@
 """The round loop: sample, train, aggregate, refine, evaluate, record. It knows no algorithm by name."""
 
+import logging
 import math
 import time
 from collections import ChainMap, deque
@@ -14,6 +15,7 @@ from fedexp.core.errors import BudgetSpent
 from fedexp.core.tree import Tree
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
+from fedexp.training.analysing import analyse
 from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
 from fedexp.training.neurons import local_models, measure
@@ -22,6 +24,8 @@ from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, RoundResult
 from fedexp.training.simulation import Simulation, State
 from fedexp.training.stopping import Stopping, Watch
+
+log = logging.getLogger("fedexp")
 
 
 def run_rounds(
@@ -46,6 +50,8 @@ def run_rounds(
         while state.status == "running":
             number, start = state.round + 1, time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
+            if number in dict(simulation.changes):
+                log.info("round %d: %s", number, simulation.stage_of(number).partition.sentence())
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
                 result = play_round(simulation, state)
             recorder.record_round(state, result)
@@ -97,6 +103,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     if evaluated and simulation.metrics.needs_personal:
         personal = evaluate_personal(simulation, server, kept, number, evaluations)
     alignment = align(simulation, state.server, server, done) if number == simulation.rounds else []
+    analyses = analyse(simulation, state, done)
     clock.lap("evaluation")
     evaluating = sum(each.trained.evaluation_seconds for each in done)
     clock.seconds["train"] -= evaluating
@@ -117,6 +124,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         local_class_correct=evaluated_local[-1] if evaluated_local else None,
         personal=personal,
         alignment=alignment,
+        analyses=analyses,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),

@@ -17,6 +17,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN, choosing
 from fedexp.data.partition import Partition
 from fedexp.engine.base import ClientRuntime, Engine
+from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir import files
@@ -58,6 +59,8 @@ class Simulation:
     left_out: dict[str, int] = field(default_factory=dict)  # clients and examples that batch norm cannot train on
     stop: Stop = NO_STOP
     task_orders: np.ndarray | None = None  # int [K, T]: the task of each client at each stage; None: that of all
+    analysis: Analysis = NO_ANALYSIS
+    changes: tuple[tuple[int, Stage], ...] = ()  # (first round, what counts from then on), of a run without tasks
 
     @property
     def rounds(self) -> int:
@@ -71,7 +74,13 @@ class Simulation:
 
     def stage_of(self, round: int) -> Stage:
         """Return the stage of the task trained in round 1, 2, ...; after the last round, that of the last task."""
-        return self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
+        begun = [stage for first, stage in self.changes if first <= round]
+        return begun[-1] if begun else self.stages[min((round - 1) // self.rounds_per_task, len(self.stages) - 1)]
+
+    @property
+    def all_stages(self) -> tuple[Stage, ...]:
+        """Return the stages of all tasks, and those after each change of the clients' data."""
+        return self.stages + tuple(stage for _, stage in self.changes)
 
     def within_task(self, round: int) -> int:
         """Return the round counted from the beginning of its task: 1, 2, ..."""
@@ -88,10 +97,15 @@ class Simulation:
         model = self.bench.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
-        counts = [stage.partition.counts for stage in self.stages]
-        several = (np.stack(counts), self.rounds_per_task)
-        histories = {view: History(*several) if len(counts) > 1 else History(counts[0]) for view in self.bench.views}
-        return State(server | {"buffers": self.initial_buffers}, {v: Tested(each) for v, each in histories.items()})
+        tested = {view: Tested(self._history()) for view in self.bench.views}
+        return State(server | {"buffers": self.initial_buffers}, tested)
+
+    def _history(self) -> History:
+        """Return a history that begins, with what each client holds and when that changes."""
+        counts = [stage.partition.counts for stage in self.all_stages]
+        if self.changes:
+            return History(np.stack(counts), starts=(1, *(first for first, _ in self.changes)))
+        return History(np.stack(counts), self.rounds_per_task) if len(counts) > 1 else History(counts[0])
 
 
 @dataclass

@@ -105,6 +105,7 @@ class Clients:
 
     def __init__(self, job: Job, cohort: Cohort):
         self.job, self.count = job, len(cohort.clients)
+        self.watch: Callable[[int, Frame], None] | None = None  # is shown the frame after each number of steps
         bench = job.bench
         self.padded = pad(cohort.schedules, bench)
         personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)

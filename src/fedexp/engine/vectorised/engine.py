@@ -6,6 +6,7 @@ round nothing waits for the device, so that the host can run ahead of it.
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,8 +15,9 @@ from torch.func import vmap
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Trained
-from fedexp.engine.vectorised.clients import Clients, Job
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Trained
+from fedexp.engine.probes import no_counts, right_on_own
+from fedexp.engine.vectorised.clients import Clients, Frame, Job
 from fedexp.engine.vectorised.convolution import StackedNetwork, stacked_way
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 from fedexp.models.batch_norm import uses_batch_statistics
@@ -69,7 +71,7 @@ class Vectorised(Engine):
         try:
             for start in range(0, len(order), chunk):
                 positions = order[start : start + chunk]
-                clients, part = self._train_together(job, cohort.take(positions))
+                clients, part = self._train_together(job, cohort.take(positions), evaluations)
                 if evaluate_local:
                     before = moment(job.bench.device)
                     draws = {view: job.bench.test_draws(view, cohort.round) for view in job.bench.views}
@@ -95,13 +97,41 @@ class Vectorised(Engine):
             torch.cuda.empty_cache()
         return None
 
-    def _train_together(self, job: Job, cohort: Cohort) -> tuple[Clients, Trained]:
-        """Train the clients in the order of falling numbers of steps, and return their results without evaluation."""
+    def _train_together(
+        self, job: Job, cohort: Cohort, evaluations: "list[tuple[Moment, Moment]]"
+    ) -> tuple[Clients, Trained]:
+        """Train the clients in the order of falling numbers of steps, and return their results without evaluation.
+        evaluations: takes the beginnings and ends of the tests in the middle of training."""
         clients, count = Clients(job, cohort), len(cohort.clients)
+        if cohort.probes:
+            clients.watch = watch = FrameWatch(job, cohort.probes, evaluations)
         run_steps(clients, self._graphs)
         messages, states, buffers = clients.finish()
         losses = clients.frame.losses / clients.frame.fixed.steps.clamp(min=1)
-        return clients, Trained(messages, tree.unstack(states, count), losses, buffers, None)
+        probed = watch.counts if cohort.probes else None
+        return clients, Trained(messages, tree.unstack(states, count), losses, buffers, None, probed=probed)
+
+
+class FrameWatch:
+    """Tests the models of a frame at the marks of their probes, those with a mark at the same step together."""
+
+    def __init__(self, job: Job, probes: Sequence[Probe], evaluations: "list[tuple[Moment, Moment]]"):
+        self.job, self.probes, self.evaluations = job, probes, evaluations
+        self.counts = no_counts(job.bench, len(probes), probes[0].room)  # leaves [C, room, ...]
+
+    def __call__(self, step: int, frame: Frame) -> None:
+        """Test the clients that have a mark after so many steps."""
+        rows = [i for i, probe in enumerate(self.probes) if step in probe.marks]
+        if not rows:
+            return
+        before, bench = moment(self.job.bench.device), self.job.bench
+        models = {name: leaf[rows] for name, leaf in (frame.params | frame.buffers).items()}
+        shown = replace(self.job, bench=bench.tested_on(bench.views[0]))
+        for i, (row, correct) in enumerate(zip(rows, evaluate_together(shown, models), strict=True)):
+            place, one = self.probes[row].marks.index(step), {name: leaf[i] for name, leaf in models.items()}
+            self.counts["test"][row, place] = correct
+            self.counts["train"][row, place] = right_on_own(bench, one, self.probes[row].numbers)
+        self.evaluations.append((before, moment(bench.device)))
 
 
 def can_be_recorded(bench: ClientRuntime) -> bool:

@@ -25,15 +25,23 @@ FRAMES = 2  # kept at a time: a whole chunk and the rest of the cohort
 def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
     """Run all local steps of the clients, in place."""
     steps: Steps = graphs.open(clients) if graphs else Eager(clients)
+    if clients.watch is not None:
+        clients.watch(0, steps.frame)
     for run in clients.runs():
         steps.keep(run.active)
         for batch in clients.batches(run):
             steps.step(run.active, batch)
+            if clients.watch is not None:
+                clients.watch(batch.step + 1, steps.frame)
     steps.keep(0)
 
 
 class Steps(Protocol):
     """Base of the ways in which the steps of a round are carried out."""
+
+    @property
+    def frame(self) -> Frame:
+        """Return the frame in which the clients are that still run."""
 
     def step(self, active: int, batch: Batch) -> None:
         """Do one step of the first `active` clients."""
@@ -47,6 +55,10 @@ class Eager:
     """Steps carried out one by one, kernel by kernel."""
 
     clients: Clients
+
+    @property
+    def frame(self) -> Frame:
+        return self.clients.frame
 
     def step(self, active: int, batch: Batch) -> None:
         local_step(self.clients.job, self.clients.frame, active, batch)
@@ -158,6 +170,10 @@ class Replaying:
         source, target = clients.frame, recorded.frame
         target.lr.fill_(source.lr)  # type: ignore[union-attr]
         tree.map(copy_into, vars(target), vars(replace(source, lr=target.lr)))
+
+    @property
+    def frame(self) -> Frame:
+        return self.recorded.frame
 
     def step(self, active: int, batch: Batch) -> None:
         into = self.recorded.batch

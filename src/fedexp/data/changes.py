@@ -1,0 +1,109 @@
+"""Changes of the clients' data within a run (config node `schedule`): another partition, fewer examples of a class.
+
+A change is named by the first round that is trained with it. Everything is drawn by the seed of the partition, so that
+a run that is resumed has the same data.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedexp.core.errors import ConfigError, require
+from fedexp.core.rng import generator_for
+from fedexp.data.partition import Partition, Partitioner
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPartition:
+    """A partition from a round on."""
+
+    round: int
+    partition: Partitioner
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewShares:
+    """Shares of the examples of classes that clients keep from a round on: class -> share of those of the partition."""
+
+    round: int
+    shares: dict[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """All changes of a run."""
+
+    partition: list[NewPartition]
+    classes: list[NewShares]
+    clients: list[int] | None  # whose classes are reduced; None: those of all clients
+
+    def __post_init__(self) -> None:
+        good = self.clients is None or (len(self.clients) > 0 and min(self.clients) >= 0)
+        require(good, "schedule.clients", self.clients, "a list of clients from 0 on, or null")
+
+    @property
+    def rounds(self) -> list[int]:
+        """Return the rounds in which something changes, ascending."""
+        return sorted({each.round for each in self.partition} | {each.round for each in self.classes})
+
+    def check_rounds(self, last: int) -> None:
+        """Raise ConfigError for a change after the last round."""
+        rounds = {
+            "partition": [each.round for each in self.partition],
+            "classes": [each.round for each in self.classes],
+        }
+        for name, numbers in rounds.items():
+            if numbers and max(numbers) > last:
+                raise ConfigError(f"schedule.{name}: round {max(numbers)} is after the last one (rounds={last})")
+
+    def partition_at(self, round: int) -> NewPartition | None:
+        """Return the last change of the partition up to a round; None: there was none."""
+        return max((each for each in self.partition if each.round <= round), key=lambda each: each.round, default=None)
+
+    def shares_at(self, round: int) -> dict[int, float]:
+        """Return class -> share in a round: the last one that was set for each class."""
+        found: dict[int, float] = {}
+        for each in sorted(self.classes, key=lambda each: each.round):
+            found |= each.shares if each.round <= round else {}
+        return found
+
+
+NO_SCHEDULE = Schedule(partition=[], classes=[], clients=None)
+
+
+def reduced(
+    partition: Partition,
+    shares: Mapping[int, float],
+    clients: Sequence[int] | None,
+    labels: np.ndarray,
+    num_classes: int,
+    seed: int,
+) -> Partition:
+    """Return the partition with fewer examples of some classes: of n examples of a class, a client keeps share * n,
+    rounded, half up.
+
+    A smaller share keeps a part of what a larger one keeps. labels: int [N] of all training examples. Raises
+    ConfigError for a class or client that there is not, and where a client would be left without examples.
+    """
+    if wrong := [c for c in shares if c >= num_classes]:
+        raise ConfigError(f"schedule.classes: no class {wrong[0]}; the classes are 0 to {num_classes - 1}")
+    if wrong := [k for k in clients or () if k >= len(partition.parts)]:
+        raise ConfigError(f"schedule.clients: no client {wrong[0]}; the clients are 0 to {len(partition.parts) - 1}")
+    chosen = range(len(partition.parts)) if clients is None else clients
+    parts = list(partition.parts)
+    for client in chosen:
+        dropped = [left_out(parts[client], labels, c, share, seed, client) for c, share in shares.items()]
+        parts[client] = np.setdiff1d(parts[client], np.concatenate(dropped))
+        if not len(parts[client]):
+            raise ConfigError(f"schedule.classes: leaves client {client} without examples")
+    info = partition.info | {"shares": {str(c): share for c, share in shares.items()}}
+    rest = Partition.build(parts, labels, num_classes, info)
+    return replace(rest, public=partition.public, validation=partition.validation)
+
+
+def left_out(part: np.ndarray, labels: np.ndarray, label: int, share: float, seed: int, client: int) -> np.ndarray:
+    """Return the examples of a class that a client does not keep."""
+    own = part[labels[part] == label]
+    order = generator_for(seed, "share of a class", client, label).permutation(own)
+    return order[int(np.floor(share * len(own) + 0.5)) :]

@@ -1,0 +1,142 @@
+"""The pictures of the group `analysis`: one function each, from a table of a run to a matplotlib Figure."""
+
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedexp.figures.load import RunData
+from fedexp.figures.style import (
+    BLUE,
+    GREEN,
+    NAMED_CLASSES,
+    ORANGE,
+    colour_bar,
+    entitle,
+    integers,
+    map_cells,
+    map_height,
+    round_panel,
+    small,
+    stroke,
+    width,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOTAL = "total"
+EPOCH_PANELS = {
+    "in_local_accuracy": "in-local accuracy",
+    "out_local_accuracy": "out-local accuracy",
+    "train_accuracy": "accuracy on the client's\ntraining examples",
+}
+BARS: dict[str, Any] = {"marker": "o", "markersize": 3.5, "capsize": 2.5}
+
+
+def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
+    """Distances of local models against the round, mean and standard deviation over clients (FedNTD Fig. 8c), above the
+    part that each layer has in the squared distance from the global model."""
+    layers = layers_of(table)
+    figure, (above, below) = _panels(run, "Weight divergence after local training", layers)
+    total = table[table["layer"] == TOTAL]
+    for column, colour, label in (
+        ("l1", BLUE, "from the global model"),
+        ("others_l1", ORANGE, "from other local models"),
+    ):
+        spread(above, total, "round", column, {"color": colour, "label": label})
+    above.set_ylabel(r"distance, $\ell_1$ norm")
+    above.set_ylim(bottom=0)
+    round_panel(above, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2)
+    squared = table.assign(l2=table["l2"] ** 2).pivot_table(index="round", columns="layer", values="l2")
+    _layer_map(figure, below, squared[layers].div(squared[TOTAL], axis=0), "share of the squared\ndistance", 1.0)
+    above.set_xlim(below.get_xlim())
+    return figure
+
+
+def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
+    """Gradient diversity (FedNTD Eq. 8) against the round, of all layers together and of each."""
+    layers = layers_of(table)
+    figure, (above, below) = _panels(run, "Gradient diversity of the clients of a round", layers)
+    total = table[table["layer"] == TOTAL]
+    for column, colour, label in (
+        ("gradient_diversity", BLUE, "equal weights"),
+        ("weighted_gradient_diversity", GREEN, "weights of the aggregation"),
+    ):
+        above.plot(total["round"], total[column], color=colour, label=label, marker="o", markersize=3.5)
+    above.set_ylabel("gradient diversity")
+    round_panel(above, loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2)
+    values = table.pivot_table(index="round", columns="layer", values="gradient_diversity")[layers]
+    finite = np.append(values.to_numpy()[np.isfinite(values.to_numpy())], 1.0)
+    _layer_map(figure, below, values, "gradient diversity\nof the layer", float(np.quantile(finite, 0.98)))
+    above.set_xlim(below.get_xlim())
+    return figure
+
+
+def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
+    """Accuracy of local models against the local epoch, 0 before training (FedNTD Fig. 6): a line for each measured
+    round, at most eight of them, mean and standard deviation over clients."""
+    figure = Figure(figsize=(width(), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(EPOCH_PANELS))
+    rounds = few(sorted(table["round"].unique()), 8)
+    colours = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]](np.linspace(0.85, 0, len(rounds)))
+    for axes, (column, label) in zip(panels, EPOCH_PANELS.items(), strict=True):
+        for number, colour in zip(rounds, colours, strict=True):
+            look = {"color": colour, "label": f"round {number:.0f}"}
+            spread(axes, table[table["round"] == number], "epoch", column, look)
+        axes.set_title(label)
+        axes.set_xlabel("local epoch")
+        axes.set_ylim(0, 1.03)
+        axes.xaxis.set_major_locator(integers(8))
+        axes.grid(True)
+    panels[0].set_ylabel("accuracy")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    entitle(figure, f"Local models during local training\n{run.title}")
+    return figure
+
+
+PICTURES = {
+    "weight_divergence.csv": weight_divergence,
+    "gradient_diversity.csv": gradient_diversity,
+    "local_epochs.csv": local_epochs,
+}
+
+
+def spread(axes: Axes, table: "pd.DataFrame", key: str, column: str, look: dict[str, Any]) -> None:
+    """Draw the mean of a column against a key, with bars of one (population) standard deviation over the rows."""
+    groups = table.dropna(subset=column).groupby(key)[column]
+    if len(mean := groups.mean()):
+        axes.errorbar(mean.index, mean, groups.std(ddof=0), linewidth=stroke(0.8), **BARS, **look)
+
+
+def layers_of(table: "pd.DataFrame") -> list[str]:
+    """Return the layers of a table in the order of the model, without the total."""
+    return [layer for layer in dict.fromkeys(table["layer"]) if layer != TOTAL]
+
+
+def few(values: list[float], most: int) -> list[float]:
+    """Return at most so many of the values, spread evenly, the first and the last among them."""
+    if len(values) <= most:
+        return values
+    return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
+
+
+def _panels(run: RunData, subject: str, layers: list[str]) -> tuple[Figure, tuple[Axes, Axes]]:
+    height = map_height(len(layers))
+    figure = Figure(figsize=(width(), 3.9 + height), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(2.2, height))
+    entitle(figure, f"{subject}\n{run.title}")
+    return figure, (above, below)
+
+
+def _layer_map(figure: Figure, axes: Axes, values: "pd.DataFrame", label: str, top: float) -> None:
+    """Draw a map layers x rounds; a layer is named where there are few."""
+    cells = values.to_numpy()
+    image = map_cells(axes, values.index.to_numpy(dtype=float), cells, top)
+    colour_bar(figure, axes, image, label, cells)
+    axes.set_xlabel("round")
+    axes.set_ylabel("layer" if len(values.columns) <= NAMED_CLASSES else "layer (from the input)")
+    if len(values.columns) <= NAMED_CLASSES:
+        axes.set_yticks(range(len(values.columns)), list(values.columns), fontsize=small())

@@ -1,0 +1,64 @@
+"""The tables of the group `analysis` in a run directory: their columns, and the numbers that trackers are told."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedexp.rundir.files import GRADIENT_DIVERSITY, LOCAL_EPOCHS, WEIGHT_DIVERGENCE
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of the table of an analysis, for its readers."""
+
+    keys: tuple[str, ...]  # columns of whole numbers that every row has
+    texts: tuple[str, ...]  # columns of words
+    columns: Mapping[str, str]  # column -> name of its mean over rows of a round
+
+
+ACCURACIES = ("test_accuracy", "in_local_accuracy", "out_local_accuracy", "train_accuracy")
+TABLES = {
+    WEIGHT_DIVERGENCE: Table(
+        keys=("round", "client"),
+        texts=("layer",),
+        columns={
+            "l1": "weight_divergence_l1",
+            "l2": "weight_divergence_l2",
+            "others_l1": "weight_divergence_others_l1",
+            "others_l2": "weight_divergence_others_l2",
+            "distribution_distance": "distribution_distance",
+        },
+    ),
+    GRADIENT_DIVERSITY: Table(
+        keys=("round", "clients"),
+        texts=("layer",),
+        columns={name: name for name in ("gradient_diversity", "weighted_gradient_diversity")},
+    ),
+    LOCAL_EPOCHS: Table(
+        keys=("round", "client", "epoch"),
+        texts=(),
+        columns={name: f"epochs_{name}" for name in ACCURACIES},
+    ),
+}
+
+
+def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what trackers are told of the rows of one round in a file of this name: means over the clients, of all
+    layers together, or before and after local training. nan and inf are left out."""
+    found = {}
+    for suffix, chosen in told(list(rows)).items():
+        for column, title in TABLES[name].columns.items():
+            values = np.array([row[column] for row in chosen], dtype=np.float64)
+            if np.isfinite(values).any():
+                found[title + suffix] = float(values[np.isfinite(values)].mean())
+    return found
+
+
+def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return end of a name -> the rows whose means it has."""
+    if not rows or "epoch" not in rows[0]:
+        return {"": [row for row in rows if row["layer"] == "total"]}
+    last = {row["client"]: row for row in rows}  # epochs ascend
+    return {"_before": [row for row in rows if row["epoch"] == 0], "_after": list(last.values())}

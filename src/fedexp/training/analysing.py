@@ -1,0 +1,95 @@
+"""Measurements of the group `analysis` in a round, from what its exchanges have sent and brought back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.interfaces import Federation
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.core.tree import Params
+from fedexp.engine.base import ClientRuntime
+from fedexp.metrics.accuracy import class_accuracy
+from fedexp.metrics.analysis import Analysed, Epochs, GradientDiversity
+from fedexp.training.exchange import CohortResult
+from fedexp.training.simulation import Simulation, State
+
+
+def analyse(simulation: Simulation, state: State, done: Sequence[CohortResult]) -> dict[str, list[dict[str, Any]]]:
+    """Return file -> rows of the analyses that are due in a round. state: before the round; done: its exchanges."""
+    trained = [each for each in done if "params" in each.trained.messages]
+    number, last = done[0].cohort.round, simulation.rounds
+    due = [part for part in simulation.analysis.parts if part.is_due(number, last)]
+    if not due:
+        return {}
+    found = describe(simulation, state, (trained or done)[-1])
+    return {part.file: part.rows(found) for part in due}
+
+
+def describe(simulation: Simulation, state: State, answers: CohortResult) -> Analysed:
+    """Return the round as its analyses see it. answers: of the last exchange in which clients sent a model."""
+    bench, info, clients = simulation.bench, answers.round.info, list(answers.cohort.clients)
+    start = bench.net.own(answers.round.previous["params"])
+    sent = answers.trained.messages.get("params")
+    known = bool(state.accuracy) and state.accuracy[-1][0] == state.round  # the model that was distributed
+    return Analysed(
+        round=answers.cohort.round,
+        clients=clients,
+        counts=info.counts[clients],
+        weights=info.weights[clients],
+        start=start,
+        start_accuracy=state.history.class_accuracy[-1] if known else None,
+        local=None if sent is None else {name: leaf for name, leaf in sent.items() if name in start},
+        epochs=None if answers.trained.probed is None else epochs_of(bench, info, answers),
+        gradients=lambda: local_gradients(bench, answers.round.previous, [info.parts[client] for client in clients]),
+    )
+
+
+def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> Epochs:
+    """Return the accuracies at the marks of the round's probes."""
+    probed = answers.trained.probed
+    assert probed is not None
+    data = bench.tested_on(bench.views[0]).data
+    totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+    correct, own = (probed[name].cpu().numpy() for name in ("test", "train"))
+    sizes = np.array([[len(info.parts[client])] for client in answers.cohort.clients])
+    return Epochs(
+        counts=[len(probe.marks) for probe in answers.cohort.probes],
+        accuracy=class_accuracy(correct, totals),
+        test_accuracy=correct.sum(-1) / totals.sum(),
+        train_accuracy=class_accuracy(np.where(own < 0, np.nan, own), sizes),
+    )
+
+
+def local_gradients(bench: ClientRuntime, server: tree.Tree, parts: Sequence[Any]) -> Params:
+    """Return the gradient of each client's loss at the global model, leaves [S, ...]: the mean cross-entropy over its
+    training examples (their numbers: `parts`), not augmented, the model in eval mode with its running statistics."""
+    bench.net.set_buffers(server["buffers"])
+    params = bench.net.own(server["params"])
+    return tree.stack([local_gradient(bench, params, torch.from_numpy(part).to(bench.device)) for part in parts])
+
+
+def local_gradient(bench: ClientRuntime, params: Params, numbers: torch.Tensor) -> Params:
+    """Return the gradient over the training examples of these numbers [n], which are taken a few at a time."""
+    total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+    for index in numbers.split(bench.evaluation_batch) if len(numbers) else ():
+        x, y = bench.load_train(index, None)
+
+        def loss(p: Params, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            return F.cross_entropy(bench.net(p, x).logits, y, reduction="sum") / len(numbers)
+
+        gradient, _ = bench.net.gradient(loss, params)
+        total = {name: leaf + gradient[name] for name, leaf in total.items()}
+    return total
+
+
+def check_analyses(simulation: Simulation) -> None:
+    """Raise ConfigError for an analysis that is not defined for this algorithm."""
+    if simulation.bench.heads is not None and any(isinstance(p, GradientDiversity) for p in simulation.analysis.parts):
+        raise ConfigError(
+            f"analysis=gradient_diversity: not with {type(simulation.algorithm).__name__}, whose model has a head for "
+            "each task, so that its loss is not that of one classifier"
+        )

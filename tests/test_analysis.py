@@ -1,0 +1,354 @@
+"""The group `analysis`: measures worked by hand, and what a run writes of them."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.func import vmap
+
+from fedexp.algorithms.fedprox import FedProx
+from fedexp.algorithms.fedsam import FedSAM
+from fedexp.cli import main
+from fedexp.cli.arguments import together
+from fedexp.config.build import build
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.figures import _figures
+from fedexp.figures.load import load_run
+from fedexp.figures.style import styled
+from fedexp.metrics import weight_divergence as divergence
+from fedexp.metrics.analysis import (
+    Epochs,
+    GradientDiversity,
+    LocalEpochs,
+    NoAnalysis,
+    SeveralAnalyses,
+    WeightDivergence,
+)
+from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.metrics.gradient_diversity import gradient_diversity
+from fedexp.rundir import files
+from fedexp.rundir.analyses import TABLES, round_means
+from fedexp.rundir.reader import RunDirectory
+from fedexp.trackers.replay import records
+from fedexp.training.analysing import local_gradients
+from fedexp.training.exchange import sample
+from fedexp.training.rounds import play_round
+from toy_federation import ENGINES, LOCAL, Normed, SoftmaxRegression, broadcast, composed, make_simulation
+
+IN_ALL = {"rounds": None, "every": 1}
+# Two layers, three clients: conv.weight [3, 2], conv.bias [3, 1] and head [3, 1].
+REFERENCE = {"conv.weight": torch.tensor([1.0, 2.0]), "conv.bias": torch.tensor([0.0]), "head": torch.tensor([5.0])}
+MODELS = {
+    "conv.weight": torch.tensor([[4.0, 2.0], [1.0, 2.0], [1.0, -1.0]]),
+    "conv.bias": torch.tensor([[4.0], [0.0], [0.0]]),
+    "head": torch.tensor([[5.0], [5.0], [9.0]]),
+}
+REFERENCE, MODELS = (tree.map(lambda leaf: leaf.to(torch.float64), each) for each in (REFERENCE, MODELS))
+
+
+def plain(values):
+    return {layer: value.tolist() for layer, value in values.items()}
+
+
+def test_divergence_from_the_global_model_by_hand():
+    """Differences: client 0 (3, 0), 4 and 0; client 1 none; client 2 (0, -3), 0 and 4. In total L2 sqrt(9 + 16) = 5."""
+    assert plain(divergence.from_global(MODELS, REFERENCE)) == {
+        "conv": [7, 0, 3],
+        "head": [0, 0, 4],
+        "total": [7, 0, 7],
+    }
+    found = plain(divergence.from_global(MODELS, REFERENCE, "l2"))
+    assert found == {"conv": [5, 0, 3], "head": [0, 0, 4], "total": [5, 0, 5]}
+
+
+def test_divergence_from_the_others_by_hand():
+    """Client 1 is the global model, so it is 7 from both others; 0 and 2 differ by (3, 3), 4 and 4, together 14."""
+    assert plain(divergence.from_others(MODELS))["total"] == [(7 + 14) / 2, 7, (14 + 7) / 2]
+    # L2: client 1 is 5 from both; 0 and 2: sqrt(9 + 9 + 16 + 16) = sqrt(50).
+    expected = [(5 + math.sqrt(50)) / 2, 5, (5 + math.sqrt(50)) / 2]
+    assert plain(divergence.from_others(MODELS, "l2"))["total"] == pytest.approx(expected, rel=1e-15)
+    assert math.isnan(divergence.from_others(tree.map(lambda leaf: leaf[:1], MODELS))["total"][0])
+
+
+def test_divergence_works_inside_vmap():
+    """Two rounds at once: the second has the models of the first, reversed."""
+    twice = tree.map(lambda leaf: torch.stack([leaf, leaf.flip(0)]), MODELS)
+    together_ = vmap(lambda local: divergence.from_others(local, "l2"))(twice)
+    for row, local in enumerate((MODELS, tree.map(lambda leaf: leaf.flip(0), MODELS))):
+        torch.testing.assert_close(together_["total"][row], divergence.from_others(local, "l2")["total"])
+
+
+def test_distribution_distance_by_hand():
+    """Accuracies 0.6, 0.2 and none for the absent class are shares 3/4 and 1/4; the clients hold (1, 0) and (1/2, 1/2),
+    the third one half of what the test set lacks. Without any right answer the shares are 0."""
+    counts = np.array([[4, 0, 0], [3, 3, 0], [5, 0, 5]])
+    found = divergence.distribution_distance(np.array([0.6, 0.2, np.nan]), counts)
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.25 + 0.25 + 0.5], rtol=1e-15)
+    np.testing.assert_array_equal(divergence.distribution_distance(np.zeros(3), counts), [1, 1, 1])
+
+
+def test_gradient_diversity_by_hand():
+    """Orthogonal gradients (3, 0) and (0, 4): mean square 25/2, mean (1.5, 2) of square 25/4, so 2; equal ones: 1."""
+    gradients = {"a.weight": torch.tensor([[3.0, 0.0], [0.0, 4.0]]), "b": torch.tensor([[2.0], [2.0]])}
+    found = plain(gradient_diversity(gradients))
+    assert found == {"a": 2.0, "b": 1.0, "total": (25 / 2 + 4) / (25 / 4 + 4)}
+    # Weights 3 and 1: mean square 3/4 * 9 + 1/4 * 16, mean (9/4, 1).
+    weighted = plain(gradient_diversity(gradients, torch.tensor([3, 1])))
+    assert weighted["a"] == pytest.approx((27 / 4 + 4) / (81 / 16 + 1), rel=1e-15)
+    assert gradient_diversity({"a": torch.tensor([[1.0], [-1.0]])})["a"] == math.inf
+
+
+def test_gradient_diversity_has_the_value_of_proposition_1():
+    """FedNTD's Proposition 1: class gradients that are orthonormal, clients with gradients p + beta p~.
+
+    With sum_k p^k_c = K/C, Lambda = 1 + C^2/(1+beta)^2 (1 - beta/(C-1))^2 mean_k Var_c[p^k], worked out here: both p
+    and p~ sum to 1, the mean gradient is (1+beta)/C in each class, and p^k + beta p~^k deviates from it by
+    (1 - beta/(C-1)) (p^k_c - 1/C)."""
+    p = np.array([[0.7, 0.2, 0.1], [0.1, 0.7, 0.2], [0.2, 0.1, 0.7]])
+    classes = p.shape[1]
+    for beta in (0.0, 0.3, 1.0):
+        gradients = torch.from_numpy(p + beta * (1 - p) / (classes - 1))
+        scale = classes / (1 + beta) * (1 - beta / (classes - 1))
+        expected = 1 + scale**2 * p.var(1).mean()
+        assert float(gradient_diversity({"g": gradients})["total"]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_gradients_of_clients_are_those_of_their_whole_data():
+    """Of softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i)) x_i^T."""
+    simulation = make_simulation(model=SoftmaxRegression())
+    bench, info = simulation.bench, simulation.stages[0].federation
+    found = local_gradients(bench, simulation.initial_state().server, info.parts)
+    weight, bias = (simulation.initial[f"classifier.{name}"] for name in ("weight", "bias"))
+    for client, part in enumerate(info.parts):
+        x, y = bench.load_train(torch.from_numpy(part), None)
+        x = x.flatten(1)
+        error = (x @ weight.T + bias).softmax(1) - torch.nn.functional.one_hot(y, len(bias))
+        torch.testing.assert_close(found["classifier.weight"][client], error.T @ x / len(x))
+        torch.testing.assert_close(found["classifier.bias"][client], error.mean(0))
+
+
+BOTH = SeveralAnalyses(members=[WeightDivergence(**IN_ALL), GradientDiversity(**IN_ALL)], **IN_ALL)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_round_of_every_engine_is_measured_alike(engine):
+    """The rows against the models themselves; every engine has the numbers of the sequential one."""
+    simulation = make_simulation(FedProx(mu=0.1), analysis=BOTH)
+    state = simulation.initial_state()
+    expected = play_round(simulation, state).analyses
+    object.__setattr__(simulation, "engine", ENGINES[engine])
+    found = play_round(simulation, state).analyses
+    for name in expected:
+        assert TABLES[name].keys[0] == "round"
+        for row, other in zip(found[name], expected[name], strict=True):
+            assert row.keys() == other.keys()
+            assert [v for v in row.values() if isinstance(v, str | int)] == [
+                v for v in other.values() if isinstance(v, str | int)
+            ]
+            numbers = [[v for v in each.values() if isinstance(v, float)] for each in (row, other)]
+            np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-9, atol=1e-12)
+    clients = sample(simulation, 1)
+    assert [row["client"] for row in found["weight_divergence.csv"] if row["layer"] == "total"] == clients
+
+
+def test_what_trackers_are_told():
+    rows = [
+        {
+            "layer": layer,
+            "l1": l1,
+            "l2": math.nan,
+            "others_l1": 1.0,
+            "others_l2": math.inf,
+            "distribution_distance": 0.5,
+        }
+        for layer, l1 in (("total", 2.0), ("conv", 100.0), ("total", 4.0))
+    ]
+    expected = {"weight_divergence_l1": 3.0, "weight_divergence_others_l1": 1.0, "distribution_distance": 0.5}
+    assert round_means("weight_divergence.csv", rows) == expected
+
+
+def test_rounds_that_are_measured():
+    analysis = WeightDivergence(rounds=None, every=4)
+    assert [n for n in range(1, 11) if analysis.is_due(n, 10)] == [4, 8, 10]
+    assert [n for n in range(1, 11) if WeightDivergence(rounds=[1, 9], every=4).is_due(n, 10)] == [1, 9]
+    assert NoAnalysis().parts == ()
+
+
+def test_a_list_is_short_for_several():
+    built = build(composed(*together(["analysis=[weight_divergence,gradient_diversity]", "analysis.rounds=[1,5]"])))
+    assert [type(part) for part in built.analysis.parts] == [WeightDivergence, GradientDiversity]
+    assert [part.rounds for part in built.analysis.parts] == [[1, 5], [1, 5]]
+    own = together(["analysis=[weight_divergence,gradient_diversity]", "analysis.gradient_diversity.rounds=[2]"])
+    assert [part.rounds for part in build(composed(*own)).analysis.parts] == [None, [2]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["analysis=weight_divergence", "analysis.rounds=[0]"], "analysis.rounds=[0]: must be a list of rounds from 1"),
+        (["analysis=weight_divergence", "analysis.every=0"], "analysis.every=0: must be at least 1"),
+        (["analysis=[weight_divergance]"], "analysis.members=weight_divergance: no such analysis (nearest:"),
+        (["analysis=[weight_divergence,weight_divergence]"], "must be different analyses"),
+    ],
+)
+def test_bad_values(overrides, message):
+    with pytest.raises(ConfigError) as error:
+        build(composed(*together(overrides)))
+    assert message in str(error.value)
+
+
+# --- local epochs
+
+EPOCHS = LocalEpochs(clients=None, **IN_ALL)
+
+
+def probed(simulation, engine="sequential"):
+    object.__setattr__(simulation, "engine", ENGINES[engine])
+    return play_round(simulation, simulation.initial_state())
+
+
+def test_local_models_are_tested_after_each_epoch():
+    """Epoch 0 is the model that was sent; after epoch 1 of 2 it is what a run of one epoch trains; at the end it
+    is the local model. Batch norm: each has its own running statistics."""
+    settings = {"model": Normed(), "forgetting_metric": RoundDrop(local=True), "augment": False}
+    result = probed(make_simulation(analysis=EPOCHS, **settings))
+    short = probed(make_simulation(local=replace(LOCAL, epochs=1), analysis=EPOCHS, **settings))
+    rows = result.analyses["local_epochs.csv"]
+    tested = {(row["client"], row["epoch"]): row["test_accuracy"] for row in rows}
+    totals = 20  # test images
+    for i, client in enumerate(result.cohort.clients):
+        if not result.cohort.schedules[i].steps:  # batch norm has no batch of two of its examples
+            assert (client, 1) not in tested
+            continue
+        assert tested[client, 1] == int(short.local_class_correct["plain"][i].sum()) / totals
+        assert tested[client, 2] == int(result.local_class_correct["plain"][i].sum()) / totals
+    assert len({tested[client, 0] for client in result.cohort.clients}) == 1
+    assert {row["epoch"] for row in rows} == {0, 1, 2}
+
+
+def test_accuracies_of_an_epoch_by_hand():
+    """Two clients, two classes: accuracies 0.9 and 0.3 with labels 3:1 are 0.75 in-local and 0.45 out-local. The second
+    client was not tested."""
+    accuracy = np.array([[[0.5, 0.5], [0.9, 0.3]], [[np.nan] * 2] * 2])
+    half = np.full((2, 2), 0.5)
+    epochs = Epochs(counts=[2, 0], accuracy=accuracy, test_accuracy=half, train_accuracy=half)
+    found = SimpleNamespace(round=7, clients=[4, 9], counts=np.array([[3, 1], [1, 1]]), epochs=epochs)
+    before, after = EPOCHS.rows(found)
+    assert (before["round"], before["client"], before["epoch"], after["epoch"]) == (7, 4, 0, 1)
+    assert (before["in_local_accuracy"], before["out_local_accuracy"]) == (0.5, 0.5)
+    assert after["in_local_accuracy"] == pytest.approx(0.75, rel=1e-15)
+    assert after["out_local_accuracy"] == pytest.approx(0.45, rel=1e-15)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), FedSAM(rho=0.1)], ids=["fused", "own local step"])
+def test_tests_of_every_engine_are_alike_and_change_no_training(algorithm, engine):
+    simulation = make_simulation(algorithm, analysis=replace(EPOCHS, clients=3))
+    expected, found = probed(simulation), probed(simulation, engine)
+    assert found.analyses == expected.analyses
+    assert {row["client"] for row in found.analyses["local_epochs.csv"]} == set(found.cohort.clients[:3])
+    without = probed(make_simulation(algorithm), engine)
+    assert found.losses == without.losses
+    for one, other in zip(tree.leaves(found.server), tree.leaves(without.server), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_local_training_accuracy_is_that_of_the_clients_examples():
+    """Counted here again, for the trained models, which clients send."""
+    simulation = make_simulation(analysis=EPOCHS, engine="sequential")
+    result = probed(simulation)
+    state, bench = simulation.initial_state(), simulation.bench
+    messages = (
+        ENGINES["sequential"]
+        .train(*(simulation.algorithm, bench, broadcast(simulation, state), result.cohort, simulation.lr_at(1), False))
+        .messages
+    )
+    last = {row["client"]: row["train_accuracy"] for row in result.analyses["local_epochs.csv"] if row["epoch"] == 2}
+    for i, client in enumerate(result.cohort.clients):
+        numbers = torch.from_numpy(simulation.stages[0].federation.parts[client])
+        x, y = bench.load_train(numbers, None)
+        right = bench.net(tree.row(messages["params"], i), x).logits.argmax(-1) == y
+        assert last[client] == right.double().mean()
+
+
+# --- in a run
+
+SMALL = ["local.epochs=2", "num_clients=4", "participation=0.5", "alpha=1", "tracker=none", "figures=false"]
+SMALL += ["hardware.engine=sequential", "hardware.threads=1"]
+ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs]"
+
+
+def test_a_resumed_run_has_the_same_tables_and_the_training_is_that_without(tmp_path, monkeypatch):
+    """Rows behind the checkpoint, of a run that was killed, are cut off."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    measured = [*SMALL, ALL, "analysis.rounds=[1,3]"]
+    assert main.main([*measured, "rounds=3", "hydra.run.dir=whole"]) == 0
+    assert main.main([*SMALL, "rounds=3", "hydra.run.dir=without"]) == 0
+    assert main.main([*measured, "rounds=2", "hydra.run.dir=part"]) == 0
+    for name in files.ANALYSES:
+        with (tmp_path / "part" / name).open("a") as table:
+            table.write("2,0,total\n")
+    assert main.main(["resume=part", "rounds=3"]) == 0
+    runs = {name: RunDirectory(tmp_path / name) for name in ("whole", "without", "part")}
+    for name in files.ANALYSES:
+        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert sorted(set(runs["whole"].analysis(name)["round"])) == [1, 3]
+        assert not (tmp_path / "without" / name).exists()
+    assert not runs["whole"].problems
+    rounds = [run.rounds.drop(columns=[c for c in run.rounds if "second" in c]) for run in runs.values()]
+    assert all(rounds[0].equals(other) for other in rounds[1:])
+    for name in ("class_accuracy.csv", "clients.csv"):
+        assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    told = [record.analysed for record in records(runs["whole"])]
+    assert [bool(values) for values in told] == [False, True, False, True]
+    assert told[3]["gradient_diversity"] >= 1
+    assert told[3]["epochs_train_accuracy_after"] > told[1]["epochs_train_accuracy_before"]
+
+
+# --- pictures
+
+
+def draw_of(tmp_path, name):
+    """The panels of the picture of a table, of a run directory that holds nothing else."""
+    assert RunDirectory(tmp_path).analysis(name) is not None
+    figure = dict(_figures(load_run(tmp_path)))[name.removesuffix(".csv")]()
+    with styled():
+        figure.canvas.draw()
+    return figure.axes
+
+
+def test_the_picture_of_local_epochs_has_means_and_deviations(tmp_path):
+    """Two clients: 0.2 and 0.6 before training, 0.8 and 1 after; with 40 measured rounds eight of them are drawn."""
+    rows = [
+        (r, c, e, 0.5, a, a, "") for r in range(40) for c, e, a in ((3, 0, 0.2), (5, 0, 0.6), (3, 1, 0.8), (5, 1, 1))
+    ]
+    columns = "round,client,epoch,test_accuracy,in_local_accuracy,out_local_accuracy,train_accuracy"
+    (tmp_path / "local_epochs.csv").write_text("\n".join([columns, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    inside, outside, own = draw_of(tmp_path, "local_epochs.csv")
+    assert len(inside.containers) == len(outside.containers) == 8
+    line, _, (bars,) = inside.containers[0].lines
+    np.testing.assert_allclose(line.get_xydata(), [[0, 0.4], [1, 0.9]])
+    np.testing.assert_allclose([segment[:, 1] for segment in bars.get_segments()], [[0.2, 0.6], [0.8, 1.0]])
+    assert not own.containers  # the training accuracy is undefined
+
+
+def test_pictures_of_layers(tmp_path):
+    """Squared distances 9 and 16 of 25 in layers a and b; a model of 60 layers has no room for their names."""
+    rows = ["round,client,layer,l1,l2,others_l1,others_l2,distribution_distance"]
+    rows += [f"4,7,{layer},{l1},{l2},1,1," for layer, l1, l2 in (("a", 3, 3), ("b", 5, 4), ("total", 8, 5))]
+    (tmp_path / "weight_divergence.csv").write_text("\n".join(rows) + "\n")
+    above, below = draw_of(tmp_path, "weight_divergence.csv")[:2]
+    assert above.containers[0].lines[0].get_xydata().tolist() == [[4, 8]]
+    np.testing.assert_allclose(below.collections[0].get_array().ravel(), [9 / 25, 16 / 25])
+    assert [text.get_text() for text in below.get_yticklabels()] == ["a", "b"]
+    rows = ["round,layer,clients,gradient_diversity,weighted_gradient_diversity,mean_squared_norm,squared_norm_of_mean"]
+    rows += [f"{r},{layer},2,{1 + r},inf,1,1" for r in (1, 2) for layer in (*map("layer{}".format, range(60)), "total")]
+    (tmp_path / "gradient_diversity.csv").write_text("\n".join(rows) + "\n")
+    above, below = draw_of(tmp_path, "gradient_diversity.csv")[:2]
+    assert above.lines[0].get_ydata().tolist() == [2, 3]
+    assert below.get_ylabel() == "layer (from the input)"

@@ -1,0 +1,186 @@
+"""Changes of the clients' data within a run: what they are, when they come, and that a resumed run has them too."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedexp.cli import main
+from fedexp.config.build import build
+from fedexp.core.errors import ConfigError
+from fedexp.data.changes import NewPartition, NewShares, Schedule, reduced
+from fedexp.data.partition import IID, Partition, Sharding
+from fedexp.data.partition_lda import LDA
+from fedexp.metrics.forgetting_metric import InOutLocal
+from fedexp.metrics.history import load_history
+from toy_federation import Ragged, composed, make_simulation, play
+
+LABELS = np.array([0] * 10 + [1] * 5 + [0] * 3)
+TWO = Partition.build([np.arange(15), np.arange(15, 18)], LABELS, 3, {})  # client 1 holds class 0 alone
+
+
+def schedule(partition=(), classes=(), clients=None):
+    return Schedule(
+        partition=[NewPartition(round=n, partition=p) for n, p in partition],
+        classes=[NewShares(round=n, shares=s) for n, s in classes],
+        clients=clients,
+    )
+
+
+# --- what a change is
+
+
+def test_a_share_of_a_class_by_hand():
+    """Client 0 has ten examples of class 0 and five of class 1: shares 0.25 and 0.5 keep floor(3.0) = 3 and
+    floor(3.0) = 3; client 1 keeps floor(0.25 * 3 + 0.5) = 1 of its three."""
+    found = reduced(TWO, {0: 0.25, 1: 0.5}, None, LABELS, 3, seed=1)
+    assert found.counts.tolist() == [[3, 3, 0], [1, 0, 0]]
+    assert set(found.parts[0]) < set(TWO.parts[0])
+    own = reduced(TWO, {0: 0.25}, [0], LABELS, 3, seed=1)
+    assert own.counts.tolist() == [[3, 5, 0], [3, 0, 0]]
+
+
+def test_a_smaller_share_keeps_a_part_of_a_larger_one():
+    kept = [set(reduced(TWO, {0: share}, [0], LABELS, 3, seed=1).parts[0]) for share in (1, 0.7, 0.2, 0)]
+    assert kept[0] == set(TWO.parts[0])
+    assert kept[0] > kept[1] > kept[2] > kept[3] == set(range(10, 15))
+    assert kept[2] != set(reduced(TWO, {0: 0.2}, [0], LABELS, 3, seed=2).parts[0])
+
+
+@pytest.mark.parametrize(
+    ("shares", "clients", "message"),
+    [
+        ({3: 0.5}, None, "no class 3; the classes are 0 to 2"),
+        ({0: 0.5}, [2], "no client 2; the clients are 0 to 1"),
+        ({0: 0.0}, None, "leaves client 1 without examples"),
+    ],
+)
+def test_shares_that_cannot_be(shares, clients, message):
+    with pytest.raises(ConfigError, match=message):
+        reduced(TWO, shares, clients, LABELS, 3, seed=1)
+
+
+def test_what_holds_in_a_round():
+    """A share stays until the next one of its class; a partition until the next one."""
+    first, second = IID(), Sharding(shards_per_client=2)
+    found = schedule([(9, second), (3, first)], [(5, {1: 0.5}), (7, {2: 0.1}), (9, {1: 0.2})])
+    assert found.rounds == [3, 5, 7, 9]
+    assert [found.shares_at(n) for n in (4, 5, 8, 20)] == [{}, {1: 0.5}, {1: 0.5, 2: 0.1}, {1: 0.2, 2: 0.1}]
+    assert found.partition_at(2) is None
+    assert [found.partition_at(n).partition for n in (3, 8, 9)] == [first, first, second]
+
+
+# --- in a simulation
+
+
+def test_stages_of_a_simulation():
+    """Clients of 1, 3, 7, 12 and 10 examples until round 1; equal ones in round 2, and in round 3 without class 0."""
+    simulation = make_simulation(schedule=schedule([(2, IID())], [(3, {0: 0.0})]), public=0.1, rounds=4)
+    sizes = [[len(part) for part in simulation.stage_of(n).federation.parts] for n in (1, 2, 3, 4)]
+    assert sorted(sizes[0]) == [1, 3, 7, 10, 12]
+    assert sizes[1] == [7] * 5  # 40 examples, four of them public, floor(36 / 5) each
+    assert sizes[2] == sizes[3]
+    assert sum(sizes[2]) < 35
+    for number in (1, 2, 3):
+        stage = simulation.stage_of(number)
+        held = np.concatenate([*stage.federation.parts, stage.partition.public])
+        assert len(set(held)) == len(held)
+        np.testing.assert_array_equal(stage.partition.public, simulation.stages[0].partition.public)
+    assert (simulation.stage_of(3).federation.counts[:, 0] == 0).all()
+    assert simulation.stage_of(3).federation.weights.tolist() == sizes[2]
+    play(simulation, 3)
+
+
+def test_metrics_use_the_data_of_the_round():
+    """Round 2 has other counts than round 1, in the run and in what is read back from a checkpoint."""
+    simulation = make_simulation(schedule=schedule([(2, Ragged(sizes=(8,) * 5))]), forgetting_metric=InOutLocal())
+    history = simulation.initial_state().history
+    again = type(history).from_tree(history.to_tree())
+    for each in (history, again):
+        np.testing.assert_array_equal(each.counts_in(1), simulation.stages[0].federation.counts)
+        assert each.counts_in(2).sum(1).tolist() == each.counts_in(9).sum(1).tolist() == [8] * 5
+        np.testing.assert_array_equal(each.counts_until(2), each.counts_in(2))
+        np.testing.assert_array_equal(each.counts_until(0), each.counts_in(1))
+
+
+def test_a_run_until_the_change_is_that_without_one():
+    one, other = (make_simulation(schedule=each) for each in (schedule([(3, IID())]), schedule()))
+    for rounds, equal in ((2, True), (3, False)):
+        found, expected = play(one, rounds).server["params"], play(other, rounds).server["params"]
+        assert all(found[name].equal(expected[name]) for name in found) == equal
+
+
+# --- what a user writes
+
+
+def test_options_become_partitions():
+    written = ["schedule.partition={101:{name:lda,alpha:0.3},11:iid}", "schedule.classes={50:{3:0.1,4:0}}"]
+    built = build(composed(*written, "schedule.clients=[2]"))
+    lda = LDA(alpha=0.3, min_size=10, balance=True, max_draws=10000)
+    assert built.schedule == schedule([(11, IID()), (101, lda)], [(50, {3: 0.1, 4: 0.0})], [2])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("schedule.partition=[iid]", "schedule.partition"),
+        ("schedule.partition={1:iid}", "schedule.partition: 1 is no round in which something can change (2, 3, ...)"),
+        ("schedule.partition={5:{name:ldaa}}", "schedule.partition.5.name=ldaa: must be one of iid, lda, sharding"),
+        ("schedule.partition={5:{alpha:1}}", "schedule.partition.5={'alpha': 1}: must be the name of a partition"),
+        (
+            "schedule.partition={5:{name:lda,alfa:1}}",
+            "schedule.partition.5.alfa: lda has no such key (nearest: 'alpha')",
+        ),
+        ("schedule.partition={5:{name:lda,alpha:0}}", "alpha"),
+        ("schedule.classes={5:0.1}", "schedule.classes.5=0.1: must be classes with their share, such as {3: 0.1}"),
+        ("schedule.classes={5:{3:2}}", "schedule.classes.5.3=2: must be a share of the examples from 0 to 1"),
+        ("schedule.classes={5:{cat:1}}", "schedule.classes.5: cat is no class; classes are numbered 0, 1, ..."),
+        ("schedule.clients=[-1]", "schedule.clients=[-1]: must be a list of clients from 0 on, or null"),
+    ],
+)
+def test_bad_values(override, message):
+    with pytest.raises(ConfigError) as error:
+        build(composed(override))
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_what_a_run_cannot_change(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    for overrides, message in (
+        (["schedule.partition={31:iid}"], "schedule.partition: round 31 is after the last one (rounds=30)"),
+        (["schedule.classes={5:{3:0.1}}", "scenario=class_incremental"], "schedule: goes with scenario=none"),
+        (["schedule.partition={5:iid}", "partition=file", "partition.path=x.npz"], "goes with partition=iid, lda,"),
+        (["schedule.partition={5:iid}", "validation.fraction=0.1", "validation.per_client=true"], "per_client=false"),
+    ):
+        assert main.main([*overrides, "tracker=none"]) == 2
+        assert message in capsys.readouterr().err
+
+
+# --- in a run
+
+
+def test_a_resumed_run_changes_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    small = ["local.epochs=1", "num_clients=4", "participation=0.5", "partition=iid", "tracker=none", "figures=false"]
+    small += ["hardware.engine=sequential", "hardware.threads=1", "forgetting_metric=in_out_local"]
+    small += ["schedule.partition={2:{name:lda,alpha:0.1}}", "schedule.classes={3:{0:0.5}}"]
+    assert main.main([*small, "rounds=4", "hydra.run.dir=whole"]) == 0
+    assert main.main([*small, "rounds=3", "hydra.run.dir=part"]) == 0
+    assert main.main(["resume=part", "rounds=4"]) == 0
+    for name in ("class_accuracy.csv", "clients.csv", "partition_from_round2.npz", "partition_from_round3.npz"):
+        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert [(each["round"], each["scheme"]) for each in summary["schedule"]] == [(2, "LDA"), (3, "LDA")]
+    assert summary["schedule"][1]["shares"] == {"0": 0.5}
+    assert "schedule: from round 2 on 4 clients" in (tmp_path / "whole" / "run.log").read_text()
+    history = load_history(tmp_path / "whole")
+    assert history.starts == (1, 2, 3)
+    np.testing.assert_array_equal(history.counts[2, :, 0], np.floor(history.counts[1, :, 0] / 2 + 0.5))
+    # The metric of a round is that of the round's data.
+    values = InOutLocal().local_values(history, 1)["in_local_accuracy"]
+    counts = history.counts[1][history.sampled[1]]
+    expected = (history.local_class_accuracy[1] * counts).sum(1) / counts.sum(1)
+    np.testing.assert_allclose(values, expected, rtol=1e-12)
+    assert main.main(["resume=part", "rounds=4", "schedule.classes={3:{0:0.4}}"]) == 2  # another configuration
