@@ -43,6 +43,7 @@ NEUTRAL = {
     "stop.metric": None,
     "cohorts.path": None,
     "model.weights": None,
+    "model.unit_features": None,
     "local.schedule": "exponential",
     "local.step_rounds": 10,
     "local.lr_min": 0.0,
