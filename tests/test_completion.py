@@ -114,7 +114,7 @@ def test_answers_of_each_shell(shell, monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", "fedexp model=cnn")
     assert main.main(["--shell-completion", f"query={shell}"]) == 0
     end = " " if shell == "bash" else ""
-    assert capsys.readouterr().out == f"model=cnn{end}\nmodel=cnn_3fc{end}\n"
+    assert capsys.readouterr().out == f"model=cnn{end}\nmodel=cnn_3fc{end}\nmodel=cnn_circle{end}\n"
     for task in ("install", "uninstall"):
         assert main.main(["-sc", f"{task}={shell}"]) == 0
         assert "fedexp" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.image_files import stratified_split
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.reader import RunDirectory
+from toy_federation import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu"]
@@ -36,7 +38,8 @@ def train(directory: Path, *overrides: str) -> fedexp.Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fedexp.Run:
     """Four rounds, of which every second model is kept beside the checkpoints."""
-    return train(tmp_path_factory.mktemp("runs") / "run", "rounds=4", "algorithm=fedntd", "keep_models=2")
+    return train(tmp_path_factory.mktemp("runs") / "run", "rounds=4", "algorithm=fedntd", "keep_models=2",
+                 "keep_local_models=[3]")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,46 @@ def test_which_models_are_kept(run):
     assert run.kept_rounds == [2, 3, 4]
     with pytest.raises(ConfigError, match=r"round 1 is not kept; kept: 2, 3, 4; .*keep_models=<n>"):
         run.model(1)
+
+
+def test_the_local_models_of_a_round_are_kept(run):
+    """Their mean by examples (FedNTD Eq. 2) is the global model after the round, which is kept too, as is the one
+    before it; a file is as large as one model."""
+    clients = run.kept_clients(3)
+    rows = run.clients.query("round == 3").set_index("client")["examples"]
+    assert clients == sorted(rows.index)
+    models = [run.model(3, client).state_dict() for client in clients]
+    weights = rows[clients].to_numpy() / rows.sum()
+    for name, value in run.model(3).state_dict().items():
+        mean = sum(w * model[name] for w, model in zip(weights, models, strict=True))
+        torch.testing.assert_close(mean, value, rtol=1e-12, atol=1e-14)
+    sizes = [path.stat().st_size for path in (run.directory / "models").glob("*.pt")]
+    assert len(sizes) == 3 + len(clients)  # of rounds 2, 3 and 4
+    assert max(sizes) < 1.05 * min(sizes)
+    with pytest.raises(ConfigError, match=r"no model of client 99 is kept of round 3; clients: "):
+        run.model(3, client=99)
+    with pytest.raises(
+        ConfigError, match=r"no local model of round 2 is kept; rounds: 3; keep_local_models=\[<rounds>\]"
+    ):
+        run.model(2, client=clients[0])
+
+
+@pytest.mark.parametrize(
+    ("kept", "local", "rounds"),
+    [(2, None, [2, 4]), ([0, 3], None, [0, 3]), (None, [1, 4], [0, 1, 3, 4]), (None, 3, [2, 3]), (None, None, [])],
+)
+def test_rounds_whose_global_model_is_kept(kept, local, rounds):
+    """Those of keep_models, and before and after each of keep_local_models."""
+    settings = replace(SETTINGS, keep_models=kept, keep_local_models=local)
+    assert [number for number in range(5) if settings.keeps_model(number)] == rounds
+
+
+@pytest.mark.parametrize("wrong", [0, "all", True, [], [0], [1, "2"]])
+def test_what_chooses_no_rounds(wrong):
+    with pytest.raises(
+        ConfigError, match=r"keep_local_models=.*must be n for every n-th round, a list of rounds from 1"
+    ):
+        replace(SETTINGS, keep_local_models=wrong)
 
 
 def test_a_directory_without_a_run(tmp_path):

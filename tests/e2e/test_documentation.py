@@ -59,6 +59,7 @@ EXAMPLES = {
     "fedexp view <dir>": "fedexp view multirun/fedntd_table1",
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
+    "fedexp analyse <dir> <kind>": "fedexp analyse run tsne",
     "fedexp push <dir>": "fedexp push run",
     "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
@@ -138,6 +139,21 @@ NOT_EXECUTED = {
     **{
         f"fedexp --multirun hydra/launcher=ray hydra.launcher.ray.{option} sweep=fedntd_table1": "needs Ray"
         for option in ("init.address=<head>:6379", "remote.num_gpus=0.5")
+    },
+    **{
+        f"fedexp analyse {rest}": "tests/test_analyse.py runs each kind"
+        for rest in (
+            "run hypersphere",
+            "run hessian",
+            "run loss_plane",
+            "kept tsne --round 20",
+            "kept hessian --round 20 --client 7",
+            "kept loss_plane --directions eigenvectors",
+            "kept loss_plane --directions models --models global,3,7",
+            "kept hessian --eigenvalues 10 --data train",
+            "circle hypersphere --clients 3",
+            "kept tsne --clients 10 --perplexity 30",
+        )
     },
     "python -m build": "tests/test_packaging.py does it",
     "make test": CI,

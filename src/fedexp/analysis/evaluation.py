@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.analysis.networks import Parts, network_of
@@ -55,22 +56,8 @@ def evaluate_run(
     """
     module, kept, parts = network_of(run, number, data_dir)
     data = own_data(parts) if dataset is None else data_like(dataset, run, parts)
-    hardware = hardware_of(run, device)
-    if hardware.convolves == "winograd":
-        winograd.convert(module)
-    module = module.to(device=hardware.device, memory_format=LAYOUT)  # type: ignore[call-overload]
-    heads = heads_of(parts.algorithm, parts.tasks)
-    if heads is not None and data.test_tasks is None:
-        data = replace(data, test_tasks=tasks_of_examples(data, parts))
-    bench = ClientRuntime(
-        net=FunctionalNetwork(module, hardware.precision),
-        data=data.to(hardware.device),
-        augmentation=None,
-        local=make(LocalTraining, run.config.get("local", {}), "local."),
-        dtype=next(module.parameters()).dtype,
-        heads=None if heads is None else heads.to(hardware.device),
-    )
-    params = {name: value.to(hardware.device) for name, value in kept.params.items()}
+    bench = bench_of(run, module, parts, data, hardware_of(run, device))
+    params = {name: value.to(bench.device) for name, value in kept.params.items()}
     outcome = bench.evaluate(params)
     correct = outcome.class_correct.cpu().numpy()
     total = torch.bincount(data.y_test, minlength=data.num_classes).numpy()
@@ -80,10 +67,29 @@ def evaluate_run(
     return Evaluation(data.name, kept.round, len(data.y_test), shares, float(outcome.loss), frame)
 
 
-def own_data(parts: Parts) -> Data:
-    """Return the run's own data: of all its tasks, as it has divided them, the test part whole."""
+def bench_of(run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved) -> ClientRuntime:
+    """Return a run's network on a device, with data whose test part it is tested on."""
+    if hardware.convolves == "winograd":
+        winograd.convert(module)
+    module = module.to(device=hardware.device, memory_format=LAYOUT)  # type: ignore[call-overload]
+    heads = heads_of(parts.algorithm, parts.tasks)
+    if heads is not None and data.test_tasks is None:
+        data = replace(data, test_tasks=tasks_of_examples(data, parts))
+    return ClientRuntime(
+        net=FunctionalNetwork(module, hardware.precision),
+        data=data.to(hardware.device),
+        augmentation=None,
+        local=make(LocalTraining, run.config.get("local", {}), "local."),
+        dtype=next(module.parameters()).dtype,
+        heads=None if heads is None else heads.to(hardware.device),
+    )
+
+
+def own_data(parts: Parts, whole: bool = False) -> Data:
+    """Return the run's own data: of all its tasks, as it has divided them, the test part whole. whole: so is the
+    training part."""
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds["partition"], "tasks"))
-    return only_test_part(found.data)
+    return found.data if whole else only_test_part(found.data)
 
 
 def only_test_part(data: Data) -> Data:
@@ -176,8 +182,9 @@ def tasks_of_examples(data: Data, parts: Parts) -> torch.Tensor:
     return torch.tensor([task_of.get(label, 0) for label in data.y_test.tolist()])
 
 
-def hardware_of(run: RunDirectory, device: str) -> Resolved:
-    """Return the hardware to evaluate on, in the run's precision; one process, whatever it trained with."""
+def hardware_of(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
+    """Return the hardware to evaluate on, in the run's precision; one process, whatever it trained with. exact: in
+    fp32 (fp64 where the run is), with torch's own convolutions."""
     asked: Any = run.config.get("hardware")
     changes = {"device": device, "engine": "sequential", "workers": None, "threads": None}
     base = {"precision": "fp32", "chunk": None, "convolution": "auto", "cuda_graphs": False, "jobs_per_gpu": 1}
@@ -189,5 +196,7 @@ def hardware_of(run: RunDirectory, device: str) -> Resolved:
         node["precision"] = "fp32"
     if node["convolution"] == "winograd" and torch.cuda.is_available() and device != "cpu":
         node["convolution"] = "auto"
+    if exact:
+        node |= {"convolution": "direct", "precision": "fp64" if node["precision"] == "fp64" else "fp32"}
     hardware: Hardware = make_target(node, "hardware", Hardware)
     return hardware.resolve(vectorises=False, cohort_size=1)

@@ -147,15 +147,15 @@ def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
 
 
 def network_of(
-    run: RunDirectory, number: int | None = None, data_dir: str | None = None
+    run: RunDirectory, number: int | None = None, data_dir: str | None = None, client: int | None = None
 ) -> tuple[nn.Module, KeptModel, Parts]:
     """Return the run's network in eval mode with the weights after a round (None: the last kept), on the CPU.
 
-    data_dir: see `parts_of`. Raises ConfigError where the run keeps no such model, or one that does not fit its
-    configuration.
+    data_dir: see `parts_of`. client: whose local model of the round; None: the global one. Raises ConfigError where the
+    run keeps no such model, or one that does not fit its configuration.
     """
     require_files(run.directory)
-    kept = kept_models.load(run.directory, number)
+    kept = kept_models.load(run.directory, number, client)
     parts = parts_of(run, data_dir)
     shape = input_shape(run, parts, kept)
     facts = federation_of(parts)

@@ -104,7 +104,8 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return, for each run, the overrides that not all runs on its data set share, without what other columns say."""
     said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
-            "figures", "eval_interval", "test_views", "evaluate", "keep_models", "objective")  # fmt: skip
+            "figures", "eval_interval", "test_views", "evaluate", "keep_models",
+            "keep_local_models", "objective")  # fmt: skip
     own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
     shared: dict[str, set[str]] = {}
     for values, mine in zip(found, own, strict=True):

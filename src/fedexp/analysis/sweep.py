@@ -173,7 +173,7 @@ def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     fixed = {text for block in sweep.blocks for text in block.fixed}
     harmless = ("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "checkpoint_interval", "profile",
                 "forgetting_metric", "targets", "target_fractions", "hydra", "dataset.url", "test_views", "evaluate",
-                "keep_models", "objective")  # fmt: skip
+                "keep_models", "keep_local_models", "objective")  # fmt: skip
     return [
         text
         for text in overrides

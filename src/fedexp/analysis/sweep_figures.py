@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # Overrides that do not tell runs apart, and those that the label of a setting says in another way.
 UNSAID = ("seed", "tracker", *WHERE, "figures", "hydra", "data_dir", "checkpoint_interval", "profile",
-          "forgetting_metric", "analysis", "test_views", "evaluate_on", "objective", "resume")  # fmt: skip
+          "forgetting_metric", "analysis", "test_views", "evaluate_on", "objective", "resume", "keep_models",
+          "keep_local_models")  # fmt: skip
 SAID = ("experiment=", "dataset=", "partition=", "algorithm=")
 
 

@@ -95,14 +95,21 @@ class Run:
 
     @property
     def kept_rounds(self) -> list[int]:
-        """Return the rounds whose model is kept, ascending: the last two that were saved, and every n-th with
-        `keep_models=n`."""
+        """Return the rounds whose model is kept, ascending: the last two that were saved, and those of `keep_models`
+        and `keep_local_models`."""
         from fedexp.rundir import kept_models
 
         return kept_models.kept_rounds(self.directory)
 
-    def model(self, round: int | None = None) -> Classifier:
-        """Return the global model after a round (None: the last kept) in eval mode, on the CPU, with its weights.
+    def kept_clients(self, round: int) -> list[int]:
+        """Return the clients whose local model of a round is kept (`keep_local_models`), ascending."""
+        from fedexp.rundir import kept_models
+
+        return kept_models.kept_clients(self.directory, round)
+
+    def model(self, round: int | None = None, client: int | None = None) -> Classifier:
+        """Return the global model after a round (None: the last kept), or what a client has trained in that round, in
+        eval mode, on the CPU, with its weights.
 
         It is an ordinary `torch.nn.Module`: inputs as in training -> logits [B, C]. `network` is fedexp's own module in
         it, whose output has `features` too, and whose parameters have the names of the run.
@@ -110,7 +117,7 @@ class Run:
         from fedexp.analysis.networks import Classifier, network_of
 
         with trusting(self.config_dir):
-            return Classifier(network_of(self._reader, round)[0]).eval()
+            return Classifier(network_of(self._reader, round, client=client)[0]).eval()
 
     def _need(self, name: str, content: Any) -> Any:
         """Return the content of a file; raise ConfigError where there is none."""

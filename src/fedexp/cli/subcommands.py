@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "report": Subcommand("fedexp.analysis.report", "<dir>", "tables and pictures of a sweep"),
     "view": Subcommand("fedexp.analysis.view.__main__", "<dir>", "a sweep, or runs, as one HTML page"),
     "evaluate": Subcommand("fedexp.cli.evaluate", "<dir>", "a kept model of a run on a test set, class by class"),
+    "analyse": Subcommand("fedexp.cli.analyse", "<dir> <kind>", "loss, curvature and features of a run's kept models"),
     "figures": Subcommand("fedexp.figures.__main__", "<dir>", "the pictures of a run, drawn again"),
     "push": Subcommand("fedexp.cli.push", "<dir>", "a finished run or sweep to W&B"),
     "dashboard": Subcommand("fedexp.trackers.dashboard", "<project>", "a W&B workspace with panels for fedexp's runs"),

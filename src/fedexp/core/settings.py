@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -167,7 +168,8 @@ class Settings:
     augment: bool
     profile: bool
     test_views: list[str]
-    keep_models: int | None = None  # None: those of the checkpoints alone
+    keep_models: Any = None  # n: of every n-th round; [rounds]; None: those of the checkpoints alone
+    keep_local_models: Any = None  # likewise, of the clients of these rounds
     evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # whose models
     evaluate_on: str | None = None  # None: the validation set where there is one, else the test set
     objective: str | None = None  # a number of summary.json; None: the validation accuracy, or none
@@ -182,8 +184,8 @@ class Settings:
         require(self.eval_interval >= 1, "eval_interval", self.eval_interval, "at least 1")
         interval = self.checkpoint_interval
         require(interval is None or interval >= 1, "checkpoint_interval", interval, "at least 1, or null")
-        kept = self.keep_models
-        require(kept is None or kept >= 1, "keep_models", kept, "at least 1, or null")
+        require_rounds("keep_models", self.keep_models, first=0)
+        require_rounds("keep_local_models", self.keep_local_models, first=1)
         for key in ("targets", "target_fractions"):
             for value in getattr(self, key):
                 require(0 < value <= 1, key, value, "a list of numbers greater than 0 and at most 1")
@@ -193,6 +195,15 @@ class Settings:
             require_choice("evaluate_on", self.evaluate_on, EVALUATE_ON)
         if self.objective_direction is not None:
             require_choice("objective_direction", self.objective_direction, ("max", "min"))
+
+    def keeps_local_models(self, round: int) -> bool:
+        """Return whether the models that the clients train in a round are kept."""
+        return is_among(round, self.keep_local_models)
+
+    def keeps_model(self, round: int) -> bool:
+        """Return whether the global model after a round is kept: where `keep_models` says so, and before and after a
+        round whose local models are kept."""
+        return is_among(round, self.keep_models) or any(map(self.keeps_local_models, (round, round + 1)))
 
     @property
     def tests_personal(self) -> bool:
@@ -209,6 +220,22 @@ class Settings:
 def subjects_of(word: str) -> list[str]:
     """Return the list that one word stands for as `evaluate`; the global model is tested in any case."""
     return [GLOBAL, PERSONAL] if word == PERSONAL else [word]
+
+
+def require_rounds(key: str, value: Any, first: int) -> None:
+    """Raise ConfigError unless the value chooses rounds: n (every n-th), a list of rounds from `first` on, or None."""
+    numbers = value if isinstance(value, list) else [1 if value is None else value]
+    least = first if isinstance(value, list) else 1
+    good = all(type(number) is int and least <= number < 2**63 for number in numbers)
+    wanted = f"n for every n-th round, a list of rounds from {first} on, such as [1,100], or null"
+    require(good and len(numbers) > 0, key, value, wanted)
+
+
+def is_among(round: int, chosen: Any) -> bool:
+    """Return whether a round is among those that `require_rounds` allows to choose; every n-th begins with n."""
+    if chosen is None:
+        return False
+    return round in chosen if isinstance(chosen, list) else round >= 1 and round % chosen == 0
 
 
 def require_subjects(subjects: Sequence[str]) -> None:

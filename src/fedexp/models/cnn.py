@@ -28,10 +28,15 @@ class CNN(Model):
     kernel: int  # side of the convolution kernels, pixels
     padding: int  # zero padding of the convolutions on every side, pixels
     hidden: tuple[int, ...]  # width of each fully connected layer; the last one gives the features
+    unit_features: int | None = None
+    """D: one more layer without ReLU, whose outputs are put onto the unit sphere of D dimensions and are the features
+    (FedNTD appendix N, whose network is not printed); None: there is no such layer."""
 
     def __post_init__(self) -> None:
         for key, widths in (("model.channels", self.channels), ("model.hidden", self.hidden)):
             require(len(widths) > 0 and min(widths) > 0, key, list(widths), "a non-empty list of positive integers")
+        unit = self.unit_features
+        require(unit is None or unit >= 2, "model.unit_features", unit, "at least 2, or null")
         require(self.kernel >= 1, "model.kernel", self.kernel, "at least 1")
         require(0 <= self.padding < self.kernel, "model.padding", self.padding, "at least 0 and less than model.kernel")
 
@@ -76,7 +81,8 @@ class CNNModule(nn.Module):
         for out in spec.hidden:
             self.hidden.append(nn.Linear(width, out))
             width = out
-        self.classifier = nn.Linear(width, num_classes)
+        self.unit = None if spec.unit_features is None else nn.Linear(width, spec.unit_features)
+        self.classifier = nn.Linear(spec.unit_features or width, num_classes)
 
     def hidden_activations(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the post-ReLU output [B, D] of every fully connected layer for images x [B, C, H, W]; features last.
@@ -110,4 +116,6 @@ class CNNModule(nn.Module):
     def forward(self, x: torch.Tensor) -> Output:
         maps = self._convolved(x)
         features = self._connected(maps[-1])[-1]
+        if self.unit is not None:
+            features = F.normalize(self.unit(features), dim=-1)
         return Output(features, self.classifier(features), maps if self.keeps_maps else ())

@@ -1,6 +1,9 @@
 """ReLU of 2 x 2 max-pooling, which is a good part of a step of a small network: one fast way each for CPU and CUDA."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -14,10 +17,23 @@ from fedexp.core.private.of_torch import in_transform, outside_transforms
 log = logging.getLogger("fedexp")
 
 
+_twice: ContextVar[bool] = ContextVar("twice", default=False)
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """While the block runs, pooling is torch's own, whose gradient has a gradient, also on CUDA."""
+    token = _twice.set(True)
+    try:
+        yield
+    finally:
+        _twice.reset(token)
+
+
 def pooled(x: torch.Tensor) -> torch.Tensor:
     """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4 times fewer of them."""
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
-        if x.device.type == "cuda" and kernels():
+        if x.device.type == "cuda" and not _twice.get() and kernels():
             return _Pooled.apply(x)[0]
         stacked = in_transform()
         ordinary = torch.is_grad_enabled() or stacked or x.device.type != "cpu"

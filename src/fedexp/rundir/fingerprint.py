@@ -18,11 +18,12 @@ FORMAT = 2  # of fingerprints
 OWN = "fedexp."
 
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
+KEPT = ("keep_models", "keep_local_models")
 LATER = ("stop.minutes", "objective", "objective_direction")  # likewise; format 1 did not know them
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
     "revisions",  # which `with_revisions` puts into the parts that they are of
-    "keep_models",
+    *KEPT,
     *LATER,
     *("hardware.device", "hardware.engine", "hardware.threads", "hardware.workers", "hardware.chunk"),  # not .precision
     "hardware.jobs_per_gpu",
@@ -42,6 +43,7 @@ NEUTRAL = {
     "stop.metric": None,
     "cohorts.path": None,
     "model.weights": None,
+    "model.unit_features": None,
     "local.schedule": "exponential",
     "local.step_rounds": 10,
     "local.lr_min": 0.0,
@@ -190,7 +192,7 @@ def short_hash(container: Mapping[str, Any]) -> str:
 
 def former_hash(container: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits: the hash of format 1, which named the directories of jobs."""
-    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions", "keep_models", *LATER))
+    free = tuple(f"{key}." for key in (*format_1.FREE, "expected", "revisions", *KEPT, *LATER))
     flat = flatten(format_1.with_paths(without_neutral(with_revisions(container))))
     values = {k: v for k, v in flat.items() if not f"{k}.".startswith(free)}
     text = json.dumps(values, sort_keys=True, default=str)

@@ -1,10 +1,12 @@
-"""The models that a run directory keeps: of the last saved round, of the one saved before it, and of every n-th round.
+"""The models that a run directory keeps: of the last saved round, of the one saved before it, and of chosen rounds.
 
-The first two are parts of the checkpoints, which every run writes; `keep_models=n` adds models/round_<number>.pt after
-every n-th round. All of them are read with `weights_only=True`: tensors and plain values, no code.
+The first two are parts of the checkpoints, which every run writes; `keep_models` adds models/round_<number>.pt of the
+rounds that it names, `keep_local_models` models/round_<number>_client_<client>.pt, what a client has trained in a
+round. All of them are read with `weights_only=True`: tensors and plain values, no code.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +20,26 @@ from fedexp.rundir import files
 from fedexp.rundir.checkpoint_form import check_form, is_count
 
 FOLDER = "models"
-NAME = re.compile(r"round_(\d+)\.pt")
-HINT = "a run keeps its last model and, with keep_models=<n>, those after every n-th round"
+NAME = re.compile(r"round_(\d{1,9})\.pt")
+OF_CLIENT = re.compile(r"round_(\d{1,9})_client_(\d{1,9})\.pt")
+HINT = "a run keeps its last model and, with keep_models=<n> or keep_models=[<rounds>], those after these rounds"
+LOCAL_HINT = "keep_local_models=[<rounds>] keeps the local models of these rounds"
 
 
 @dataclass(frozen=True)
 class KeptModel:
-    """The global model after a round, as tensors on the CPU."""
+    """The global model after a round, or the one that a client has trained in it, as tensors on the CPU."""
 
     round: int
     params: Params  # in training, by name
     buffers: Params  # running statistics, by name
+    client: int | None = None  # None: the global model
 
 
-def file_of_round(number: int) -> str:
-    """Return the path of a round's model in its run directory."""
-    return f"{FOLDER}/round_{number}.pt"
+def file_of_round(number: int, client: int | None = None) -> str:
+    """Return the path of a round's model in its run directory; client: whose, None: the global one."""
+    whose = "" if client is None else f"_client_{client}"
+    return f"{FOLDER}/round_{number}{whose}.pt"
 
 
 def save(directory: Path, number: int, server: Tree) -> None:
@@ -43,17 +49,32 @@ def save(directory: Path, number: int, server: Tree) -> None:
     storage.save_tree(directory / file_of_round(number), model)
 
 
+def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
+    """Write the model that a client has trained in a round. model: `params` and `buffers`, copied: a row of a stack
+    would be written with the whole stack. Raises StorageError."""
+    copied = {part: {k: v.clone() for k, v in model[part].items()} for part in ("params", "buffers")}
+    storage.save_tree(directory / file_of_round(number, client), {"round": number, "client": client} | copied)
+
+
 def kept_rounds(directory: Path) -> list[int]:
     """Return the rounds whose model is kept and whole, ascending."""
     found = {number for number, path in kept_files(directory).items() if is_whole(path)}
     return sorted(found | {model.round for model in from_checkpoints(directory)[0]})
 
 
-def load(directory: Path, number: int | None = None) -> KeptModel:
-    """Return the model after a round; None: after the last that is kept.
+def kept_clients(directory: Path, number: int) -> list[int]:
+    """Return the clients whose model of a round is kept and whole, ascending."""
+    return sorted(client for client, path in local_files(directory).get(number, {}).items() if is_whole(path))
 
-    Raises ConfigError where none is kept of that round, or where it is damaged.
+
+def load(directory: Path, number: int | None = None, client: int | None = None) -> KeptModel:
+    """Return the model after a round; None: after the last that is kept. client: the model that it has trained in the
+    round (None: in the last of which local models are kept).
+
+    Raises ConfigError where none is kept of that round or client, or where it is damaged.
     """
+    if client is not None:
+        return load_local(directory, number, client)
     models, problems = from_checkpoints(directory)
     of_rounds = kept_files(directory)
     rounds = sorted({*of_rounds, *(model.round for model in models)})
@@ -63,16 +84,45 @@ def load(directory: Path, number: int | None = None) -> KeptModel:
     if found := [model for model in models if model.round == wanted]:
         return found[0]
     if wanted not in of_rounds:
-        listed = ", ".join(map(str, rounds[:20])) + (", ..." if len(rounds) > 20 else "")
-        raise ConfigError(f"{directory}: the model after round {wanted} is not kept; kept: {listed}; {HINT}")
+        raise ConfigError(f"{directory}: the model after round {wanted} is not kept; kept: {listed(rounds)}; {HINT}")
     path = of_rounds[wanted]
     return model_in(path, storage.load_tree(path), wanted)
 
 
+def load_local(directory: Path, number: int | None, client: int) -> KeptModel:
+    """Return the model that a client has trained in a round; see `load`."""
+    found = local_files(directory)
+    if not found:
+        raise ConfigError(f"{directory}: no local model is kept there; {LOCAL_HINT}")
+    wanted = max(found) if number is None else number
+    if wanted not in found:
+        kept = listed(sorted(found))
+        raise ConfigError(f"{directory}: no local model of round {wanted} is kept; rounds: {kept}; {LOCAL_HINT}")
+    if client not in found[wanted]:
+        kept = listed(sorted(found[wanted]))
+        raise ConfigError(f"{directory}: no model of client {client} is kept of round {wanted}; clients: {kept}")
+    path = found[wanted][client]
+    return model_in(path, storage.load_tree(path), wanted, client)
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return numbers as a list in text, of which many are cut off."""
+    return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
+
+
 def kept_files(directory: Path) -> dict[int, Path]:
-    """Return round -> file of the models that `keep_models` has written."""
+    """Return round -> file of the global models that were written because an option asked for it."""
     named = [(NAME.fullmatch(path.name), path) for path in (directory / FOLDER).glob("*.pt")]
-    return {int(name[1]): path for name, path in named if name and len(name[1]) < 10 and path.is_file()}
+    return {int(name[1]): path for name, path in named if name and path.is_file()}
+
+
+def local_files(directory: Path) -> dict[int, dict[int, Path]]:
+    """Return round -> client -> file of the local models that `keep_local_models` has written."""
+    found: dict[int, dict[int, Path]] = {}
+    for path in (directory / FOLDER).glob("*.pt"):
+        if (name := OF_CLIENT.fullmatch(path.name)) and path.is_file():
+            found.setdefault(int(name[1]), {})[int(name[2])] = path
+    return found
 
 
 def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
@@ -91,15 +141,17 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
     return models, problems
 
 
-def model_in(path: Path, state: object, number: int) -> KeptModel:
-    """Return the model that a loaded file holds; raise ConfigError unless it is one, of that round."""
+def model_in(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
+    """Return the model that a loaded file holds; raise ConfigError unless it is one, of that round and client."""
     if not isinstance(state, dict) or not is_count(state.get("round")) or state["round"] != number:
         raise ConfigError(f"{path}: not a model of round {number}")
+    if client is not None and state.get("client") != client:
+        raise ConfigError(f"{path}: not a model of client {client}")
     parts: list[Any] = [state.get(part) for part in ("params", "buffers")]
     for part in parts:
         if not (isinstance(part, dict) and all(isinstance(v, torch.Tensor) for v in part.values())):
             raise ConfigError(f"{path}: not a model (its parameters are not tensors by name)")
-    return KeptModel(number, *parts)
+    return KeptModel(number, parts[0], parts[1], client)
 
 
 def is_whole(path: Path) -> bool:

@@ -10,6 +10,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp.metrics import neurons
+from fedexp.training.exchange import CohortResult
 
 
 @torch.no_grad()
@@ -54,6 +55,15 @@ def measure(
             }
         )
     return rows
+
+
+def trained_in(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
+    """Return the models that the clients of a round have trained, in the order of the cohort: those of the last
+    exchange in which they send whole models; [] where there is none."""
+    for each in reversed(done):
+        if found := local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)):
+            return found
+    return []
 
 
 def local_models(messages: Tree, buffers: Tree, count: int) -> list[dict[str, Params]]:

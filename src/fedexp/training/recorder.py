@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedexp.core.tree import Tree
+from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN, VALIDATION, all_named, choosing, file_of, named, others
 from fedexp.engine.base import Cohort, Evaluation
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
@@ -54,6 +54,7 @@ class RoundResult:
     personal: dict[str, np.ndarray]  # of each test view, float64 [K, C]: clients' own models; empty: not evaluated
     alignment: list[dict[str, Any]]  # of neurons; empty where it is not measured
     analyses: dict[str, list[dict[str, Any]]]  # rows of the files of the group `analysis`; empty: not measured
+    local_models: list[dict[str, Params]]  # of the cohort: `params` and `buffers`; empty where they are not kept
     examples: int  # trained on
     bytes_up: int
     bytes_down: int
@@ -96,6 +97,7 @@ class Recorder:
                 for tested in state.tested.values():
                     tested.history.add_personal(0, np.tile(tested.history.class_accuracy[-1], (clients, 1)))
             self._write_round(state, 0, evaluations, {})
+            self._keep_models(state)
             self.save_checkpoint(state)
 
     def record_round(self, state: State, result: RoundResult) -> None:
@@ -131,16 +133,23 @@ class Recorder:
             analysed = {k: v for name, rows in result.analyses.items() for k, v in round_means(name, rows).items()}
             self._write_round(state, result.round, result.evaluations, values, analysed)
             self._write_clients(state, result)
-            self._keep_model(state)
+            self._keep_models(state, result)
             if state.status != "running" or self._is_due(state.round):
                 self.save_checkpoint(state)
             self.writing_seconds = time.perf_counter() - start
 
-    def _keep_model(self, state: State) -> None:
-        """Keep the model of this round, where `keep_models` asks for it."""
-        interval = self.simulation.settings.keep_models
-        if interval is not None and state.round % interval == 0:
+    def _keep_models(self, state: State, result: RoundResult | None = None) -> None:
+        """Keep the models of this round for which `keep_models` and `keep_local_models` ask. result: None before the
+        first round."""
+        settings = self.simulation.settings
+        if settings.keeps_model(state.round):
             kept_models.save(self.directory, state.round, state.server)
+        if result is None or not settings.keeps_local_models(state.round):
+            return
+        if not result.local_models:
+            log.warning("keep_local_models: the clients of round %d sent no whole model; none is kept", state.round)
+        for client, model in zip(result.cohort.clients, result.local_models, strict=False):
+            kept_models.save_local(self.directory, state.round, client, model)
 
     def stop(self, state: State, why: Mapping[str, Any]) -> None:
         """End the run after a round that has been recorded. why: see `State.stopped`."""

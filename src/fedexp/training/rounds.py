@@ -18,7 +18,7 @@ from fedexp.engine.network import LiveNetwork, subnormals_as_zero
 from fedexp.training.analysing import analyse
 from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
-from fedexp.training.neurons import local_models, measure
+from fedexp.training.neurons import measure, trained_in
 from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, RoundResult
@@ -125,6 +125,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         personal=personal,
         alignment=alignment,
         analyses=analyses,
+        local_models=trained_in(done) if simulation.settings.keeps_local_models(number) else [],
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),
@@ -143,9 +144,8 @@ def align(simulation: Simulation, before: Tree, after: Tree, done: Sequence[Coho
     """Compute the alignment of neurons over this round, where a metric asks for it."""
     if not simulation.metrics.needs_neurons:
         return []
-    found = [local_models(each.trained.messages, each.trained.buffers, len(each.cohort.clients)) for each in done]
     bench = simulation.bench.tested_on(simulation.bench.views[0])
-    return measure(bench, model_of(before), model_of(after), next(filter(None, reversed(found)), []))
+    return measure(bench, model_of(before), model_of(after), trained_in(done))
 
 
 def model_of(server: Tree) -> Tree:

@@ -1,6 +1,6 @@
 """C clients as one: their stacked state and the local step that changes it in place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,0 +1,173 @@
+"""The pictures of `fedexp analyse`: one function each, from what was measured to a matplotlib Figure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps, rcParams
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+
+from fedexp.analysis.after.features import circle_density, plane_density
+from fedexp.analysis.after.hessian import Spectrum
+from fedexp.analysis.after.loss_plane import Surface
+from fedexp.figures.fonts import drawable
+from fedexp.figures.style import NAMED_CLASSES, colour_map, entitle, integers, label_size, stroke, width
+
+MARKERS = "osD^vPX*"  # of the models, and of classes beyond the colours of the style
+RIM = 1.35  # of the plane around the unit circle
+
+
+def loss_plane(surface: Surface, title: str) -> Figure:
+    """Draw loss and accuracy on a plane, as colours with contours, and the models on it (FedNTD Fig. 14)."""
+    plane = surface.plane
+    figure = Figure(figsize=(width(), 4.0), layout="constrained")
+    entitle(figure, f"Loss and accuracy on a plane of parameters ({plane.unit})\n{title}")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    finite = surface.loss[np.isfinite(surface.loss)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    wide = low > 0 and high > 20 * low
+    loss_norm: Normalize = LogNorm(low, high) if wide else Normalize(low, high)
+    for axes, values, norm, name in (
+        (panels[0], surface.loss, loss_norm, "cross-entropy"),
+        (panels[1], surface.accuracy, Normalize(0, 1), "accuracy"),
+    ):
+        shown = np.ma.masked_invalid(values)
+        image = axes.pcolormesh(plane.x, plane.y, shown, norm=norm, cmap=colour_map(), shading="nearest")
+        if shown.count() > 3 and shown.min() < shown.max():
+            levels = np.geomspace(low, high, 10) if wide and name == "cross-entropy" else 10
+            axes.contour(plane.x, plane.y, shown, levels=levels, colors="white", linewidths=0.6, alpha=0.7)
+        for number, (model, place) in enumerate(zip(plane.names, plane.positions, strict=True)):
+            look: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 7, "linestyle": ""}
+            axes.plot(*place, **look, color="white", markeredgecolor="black", label=model)
+        axes.set_xlabel("first direction")
+        axes.set_title(name)
+        axes.set_aspect("equal")
+        figure.colorbar(image, ax=axes, pad=0.02, shrink=0.85)
+    panels[0].set_ylabel("second direction")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def spectrum(found: Spectrum, title: str) -> Figure:
+    """Draw the largest eigenvalues, each with the length of its residual."""
+    figure = Figure(figsize=(width(), 3.4), layout="constrained")
+    entitle(figure, f"Largest eigenvalues of the Hessian of the mean loss\n{title}")
+    axes = figure.subplots()
+    numbers = np.arange(1, len(found.values) + 1)
+    axes.errorbar(numbers, found.values, found.residuals, fmt="o", color="C0", markersize=5, capsize=3,
+                  linewidth=stroke(0.8))  # fmt: skip
+    axes.axhline(0, color="0.45", linewidth=0.8)
+    axes.set_xlabel("number (bars: ||Hv - lambda v||)")
+    axes.set_ylabel("eigenvalue")
+    axes.xaxis.set_major_locator(integers(20))
+    axes.grid(True)
+    return figure
+
+
+def circle(
+    names: Sequence[str], places: np.ndarray, labels: np.ndarray, classes: Sequence[str], grid: np.ndarray, title: str
+) -> Figure:
+    """Draw the kernel densities of features on the unit circle, a column for each model (FedNTD Fig. 18): in the plane
+    of all classes, and of the angle class by class. places: angles [models, n]; grid: of the curves, [g]."""
+    columns = len(names)
+    figure = Figure(figsize=(max(width(), 1.75 * columns + 1.6), 4.6), layout="constrained")
+    entitle(figure, f"Features on the unit circle, kernel densities\n{title}")
+    rows = figure.subplots(2, columns, squeeze=False, sharex="row", sharey="row", height_ratios=(1.15, 1))
+    axis = np.linspace(-RIM, RIM, 90)
+    maps = [plane_density(on_plane(each), axis, axis) for each in places]
+    norm = Normalize(0, max(float(np.nanmax(each)) for each in maps))
+    for name, above, below, found, density in zip(names, *rows, places, maps, strict=True):
+        image = above.pcolormesh(axis, axis, density, norm=norm, cmap=colour_map(), shading="nearest")
+        above.set_aspect("equal")
+        above.set_title(name)
+        for label in np.unique(labels):
+            curve = circle_density(found[labels == label], grid)
+            below.plot(grid, curve, **class_look(int(label), len(classes)), linewidth=stroke(0.7))
+        below.set_xticks([-np.pi, 0, np.pi], ["-π", "0", "π"])
+        below.grid(True)
+    rows[1, 0].set_ylabel("density of the angle")
+    rows[1, columns // 2].set_xlabel("arctan2(y, x)")
+    figure.colorbar(image, ax=list(rows[0]), pad=0.02).set_label("density in the plane", fontsize=label_size())
+    class_key(figure, list(rows[1]), np.unique(labels), classes, lines=True)
+    return figure
+
+
+def on_plane(places: np.ndarray) -> np.ndarray:
+    """Return the points [n, 2] of the unit circle at finite angles."""
+    finite = places[np.isfinite(places)]
+    return np.stack([np.cos(finite), np.sin(finite)], 1)
+
+
+def embedding(
+    rounds: Sequence[int],
+    names: Sequence[Sequence[str]],
+    places: Sequence[Sequence[np.ndarray]],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    title: str,
+) -> Figure:
+    """Draw the t-SNE of all models together, a row for each round: coloured by class and by model (FedNTD Fig. 19 to
+    21). places: [n, 2] of each round and model."""
+    figure = Figure(figsize=(width() + 1.2, 0.6 + 3.6 * len(rounds)), layout="constrained")
+    entitle(figure, f"t-SNE of the features of all models together\n{title}")
+    grid = figure.subplots(len(rounds), 2, squeeze=False)
+    for number, models, found, (left, right) in zip(rounds, names, places, grid, strict=True):
+        every, whose = np.concatenate(list(found)), np.tile(labels, len(found))
+        for label in np.unique(labels):
+            points = every[whose == label]
+            style = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0} | {
+                "marker": class_marker(int(label), len(classes)),
+                "color": class_look(int(label), len(classes))["color"],
+            }
+            left.plot(*points.T, **style)
+        for index, (name, points) in enumerate(zip(models, found, strict=True)):
+            right.plot(*points.T, **model_look(index, len(models), name), label=name)
+        left.set_title(f"round {number}, by class")
+        right.set_title(f"round {number}, by model")
+        for axes in (left, right):
+            axes.set_xticks([])
+            axes.set_yticks([])
+        right.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, markerscale=2)
+    class_key(figure, list(grid[:, 0]), np.unique(labels), classes, lines=False)
+    return figure
+
+
+def class_look(label: int, count: int) -> dict[str, Any]:
+    """Return colour and line style of a class among `count`: of the style's cycle, or of its map where it has many."""
+    colours = len(rcParams["axes.prop_cycle"])
+    if count > NAMED_CLASSES:
+        return {"color": colormaps[rcParams["image.cmap"]](label / (count - 1)), "linestyle": "-"}
+    return {"color": f"C{label % colours}", "linestyle": ("-", "--", ":")[label // colours % 3]}
+
+
+def class_marker(label: int, count: int) -> str:
+    """Return the marker of a class: another one where the colours of the style begin again."""
+    return "o" if count > NAMED_CLASSES else MARKERS[label // len(rcParams["axes.prop_cycle"]) % len(MARKERS)]
+
+
+def model_look(index: int, count: int, name: str) -> dict[str, Any]:
+    """Return the look of a model's points: global models black, the others along a map of colours."""
+    colour = "black" if name.startswith("global") else colormaps["cividis"](index / max(count - 1, 1))
+    marker = MARKERS[index % len(MARKERS)]
+    return {"color": colour, "marker": marker, "markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
+
+
+def class_key(figure: Figure, panels: Sequence[Axes], labels: np.ndarray, classes: Sequence[str], lines: bool) -> None:
+    """Draw the legend of the classes that are there or, of many, a colour bar of their numbers."""
+    if len(classes) > NAMED_CLASSES:
+        scale = ScalarMappable(Normalize(0, len(classes) - 1), rcParams["image.cmap"])
+        figure.colorbar(scale, ax=list(panels), pad=0.02).set_label("class (index)", fontsize=label_size())
+        return
+    shown, families = drawable(classes)
+    handles = []
+    for label in labels.tolist():
+        look = class_look(label, len(classes))
+        style = (
+            look if lines else {"color": look["color"], "linestyle": "", "marker": class_marker(label, len(classes))}
+        )
+        handles += panels[0].plot([], [], **style, label=shown[label])
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 10),
+                  prop={"family": families, "size": label_size()})  # fmt: skip

@@ -1,0 +1,102 @@
+"""The largest eigenvalues of the Hessian of the mean loss, by Lanczos iteration with Hessian-vector products."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vjp
+
+from fedexp.analysis.after.subject import Subject
+from fedexp.analysis.after.vectors import flatten, unflatten
+from fedexp.core.errors import ConfigError
+from fedexp.core.rng import generator_for
+from fedexp.core.tree import Params
+from fedexp.models.pooling import twice_differentiable
+
+BATCH = 250  # examples at a time: a product keeps the whole graph of its gradient
+
+Product = Callable[[torch.Tensor], torch.Tensor]  # v [P] -> H v [P]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The k algebraically largest eigenvalues of a symmetric matrix, the largest first."""
+
+    values: np.ndarray  # float64 [k]
+    vectors: np.ndarray  # float64 [P, k], unit length
+    residuals: np.ndarray  # float64 [k]: ||H v - lambda v||
+    products: int  # Hessian-vector products that it took
+
+
+def hessian_vector_product(loss: Callable[[Params], torch.Tensor], params: Params, vector: torch.Tensor) -> Params:
+    """Return H v, H the Hessian of a scalar function of the parameters, v [P]: the gradient of <grad loss, v>.
+
+    Pearlmutter, "Fast exact multiplication by the Hessian" (Neural Computation 1994), by reverse mode twice.
+    """
+    pull = vjp(grad(loss), params)[1]
+    (product,) = pull(unflatten(vector, params))
+    return product
+
+
+def loss_hessian(subject: Subject, params: Params) -> Product:
+    """Return v -> H v for H the Hessian of the mean cross-entropy over the subject's examples, in eval mode."""
+    bench, count = subject.bench, len(subject.labels)
+
+    def product(vector: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(vector)
+        with twice_differentiable():
+            for index in torch.arange(count, device=bench.device).split(BATCH):
+                x, y = bench.load_test(index)
+
+                def loss(
+                    at: Params, x: torch.Tensor = x, y: torch.Tensor = y, index: torch.Tensor = index
+                ) -> torch.Tensor:
+                    logits = bench.class_logits(bench.net(at, x).logits, index)
+                    return F.cross_entropy(logits, y, reduction="sum") / count
+
+                total += flatten(hessian_vector_product(loss, params, vector)).detach()
+        return total
+
+    return product
+
+
+def largest(product: Product, like: torch.Tensor, count: int, seed: int = 0, tolerance: float = 1e-3) -> Spectrum:
+    """Return the `count` largest eigenvalues of a symmetric matrix that is known by its products alone.
+
+    Implicitly restarted Lanczos (ARPACK, in float64). like: a vector [P] whose dtype and device the products have;
+    tolerance: of an eigenvalue, relative. Raises ConfigError where it does not converge, or for a count that is not
+    less than P.
+    """
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+    size, calls = len(like), 0
+    if not 0 < count < size:
+        raise ConfigError(f"--eigenvalues {count}: must be at least 1 and less than the {size:,} parameters")
+
+    def times(vector: np.ndarray) -> np.ndarray:
+        nonlocal calls
+        calls += 1
+        found = product(torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(like)).double().cpu().numpy()
+        if not np.isfinite(found).all():
+            raise ConfigError("the Hessian is not finite there: the model has diverged")
+        return np.asarray(found)
+
+    operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
+    start = generator_for(seed, "Lanczos").standard_normal(size)
+    basis = min(size, max(2 * count + 1, 20))
+    try:
+        values, vectors = eigsh(operator, count, which="LA", v0=start, tol=tolerance, ncv=basis, maxiter=100)
+    except ArpackError as error:
+        raise ConfigError(f"the eigenvalues do not converge ({error}); --tolerance 0.01 asks for less") from error
+    order = np.argsort(values)[::-1]
+    values, vectors = values[order], vectors[:, order]
+    residuals = np.array([np.linalg.norm(times(v) - value * v) for value, v in zip(values, vectors.T, strict=True)])
+    return Spectrum(values, vectors, residuals, calls)
+
+
+def spectrum_of(subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3) -> Spectrum:
+    """Return the largest eigenvalues of the Hessian of a subject's model."""
+    params = subject.use(subject.first)
+    return largest(loss_hessian(subject, params), flatten(params), count, seed, tolerance)

@@ -1,0 +1,199 @@
+"""The kinds of `fedexp analyse`: each computes, writes a table and a picture, and says in lines what it found."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedexp.analysis.after import features
+from fedexp.analysis.after import loss_plane as planes
+from fedexp.analysis.after.hessian import spectrum_of
+from fedexp.analysis.after.subject import (
+    Examples,
+    Named,
+    Subject,
+    models_of_round,
+    round_to_show,
+    rounds_to_show,
+    subject_of,
+)
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures
+from fedexp.data.partition import save_npz
+from fedexp.figures import save_all
+from fedexp.rundir import kept_models
+from fedexp.rundir.reader import RunDirectory
+from fedexp.trackers.base import display_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOLDER = "analysis"  # in the run directory
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line, read."""
+
+    options: argparse.Namespace
+    look: Pictures
+
+    def subject(self, run: RunDirectory, number: int | None, client: int | None = None) -> Subject:
+        """Return the model and the examples."""
+        options = self.options
+        examples = Examples(options.data, options.examples, options.seed)
+        return subject_of(run, number, client, examples, options.device, options.data_dir)
+
+    def write(
+        self,
+        run: RunDirectory,
+        name: str,
+        table: pd.DataFrame,
+        draw: "Callable[[], Figure]",
+        arrays: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Write <name>.csv, the pictures and, of arrays, <name>.npz; return the lines that name them."""
+        folder = run.directory / FOLDER
+        paths = [folder / f"{name}.csv"]
+        storage.write_atomically(paths[0], table.to_csv(index=False).encode())
+        if arrays:
+            paths.append(folder / f"{name}.npz")
+            save_npz(paths[1], **arrays)
+        paths += save_all(folder, [(name, draw)], self.look)
+        return [f"  {display_path(path)}" for path in paths]
+
+
+def name_of(kind: str, subject: Subject, *more: str) -> str:
+    """Return the name of the files of an analysis of one model."""
+    client = subject.first.client
+    whose = [] if client is None else [f"client{client}"]
+    return "_".join([kind, f"round{subject.first.round}", *whose, *more])
+
+
+def loss_plane(run: RunDirectory, request: Request) -> list[str]:
+    """Measure loss and accuracy on a plane (`loss_plane_round<n>_<directions>.csv`: x, y, loss, accuracy)."""
+    from fedexp.analysis.after import draw
+
+    options = request.options
+    if options.directions == planes.MODELS:
+        number = options.round if options.round is not None else round_to_show(run)
+        subject = request.subject(run, number)
+        plane = planes.model_plane(subject, chosen_models(run, subject, options.models), options.points)
+    else:
+        subject = request.subject(run, options.round, options.client)
+        make = planes.random_plane if options.directions == planes.RANDOM else planes.eigenvector_plane
+        plane = make(subject, options.points, options.span or planes.SPAN[options.directions], options.seed)
+    surface = planes.surface_of(subject, plane)
+    y, x = np.meshgrid(plane.y, plane.x, indexing="ij")
+    columns = {"x": x, "y": y, "loss": surface.loss, "accuracy": surface.accuracy}
+    table = pd.DataFrame({name: values.ravel() for name, values in columns.items()})
+    arrays = columns | {"models": np.array(plane.names), "positions": plane.positions}
+    drawn = partial(draw.loss_plane, surface, f"{subject.title}; {said(request, subject)}")
+    name = name_of("loss_plane", subject, options.directions)
+    return [lowest(surface), *request.write(run, name, table, drawn, arrays)]
+
+
+def lowest(surface: planes.Surface) -> str:
+    """Return in words where the loss is lowest."""
+    if not np.isfinite(surface.loss).any():
+        return "the loss is not finite anywhere on the plane"
+    i, j = np.unravel_index(np.nanargmin(surface.loss), surface.loss.shape)
+    where = f"({surface.plane.x[j]:.3g}, {surface.plane.y[i]:.3g})"
+    return f"lowest loss {surface.loss[i, j]:.4f} at {where}, accuracy {surface.accuracy[i, j]:.4f}"
+
+
+def said(request: Request, subject: Subject) -> str:
+    """Return which examples were looked at, in words."""
+    of = request.options.data
+    whose = {"test": "test", "train": "training"}.get(of)
+    kind = f"{whose} examples" if whose else f"training examples of client {of}"
+    return f"{len(subject.labels):,} {kind}"
+
+
+def chosen_models(run: RunDirectory, subject: Subject, names: str | None) -> list[Named]:
+    """Return the three models that `--models` names. Raises ConfigError unless they are three that are kept."""
+    number = subject.first.round
+    clients = kept_models.kept_clients(run.directory, number)
+    asked = (names or ",".join(["global", *map(str, clients[:2])])).split(",")
+    if names is None and len(clients) < 2:
+        raise ConfigError(
+            f"{run.directory}: a plane through models needs two local models of round {number}, and {len(clients)} are "
+            f"kept; {kept_models.LOCAL_HINT}"
+        )
+    if len(set(asked)) != 3:
+        raise ConfigError(f"--models {names}: must be three different ones of global, before and numbers of clients")
+    return [named_model(run, number, name) for name in asked]
+
+
+def named_model(run: RunDirectory, number: int, name: str) -> Named:
+    """Return a model of a round: global (after it), before (global, before it) or the number of a client."""
+    if name in ("global", "before"):
+        after = number - (name == "before")
+        return Named(f"global, round {after}", kept_models.load(run.directory, after))
+    if not name.isdecimal():
+        raise ConfigError(f"--models: {name} must be global, before or the number of a client")
+    return Named(f"client {name}", kept_models.load(run.directory, number, int(name)))
+
+
+def hessian(run: RunDirectory, request: Request) -> list[str]:
+    """Find the largest eigenvalues (`hessian_round<n>.csv`: number, eigenvalue, residual)."""
+    from fedexp.analysis.after import draw
+
+    options = request.options
+    subject = request.subject(run, options.round, options.client)
+    found = spectrum_of(subject, options.eigenvalues, options.seed, options.tolerance)
+    numbers = np.arange(1, len(found.values) + 1)
+    table = pd.DataFrame({"number": numbers, "eigenvalue": found.values, "residual": found.residuals})
+    drawn = partial(draw.spectrum, found, f"{subject.title}; {said(request, subject)}")
+    values = ", ".join(f"{value:.5g}" for value in found.values)
+    line = f"largest eigenvalues of the Hessian: {values} ({found.products} products, {said(request, subject)})"
+    return [line, *request.write(run, name_of("hessian", subject), table, drawn)]
+
+
+def hypersphere(run: RunDirectory, request: Request) -> list[str]:
+    """Find the angles of 2-dimensional features (`hypersphere_round<n>.csv`: model, class, angle, density; the angles
+    of the examples in the .npz)."""
+    from fedexp.analysis.after import draw
+
+    lines, grid = [], np.linspace(-np.pi, np.pi, 181)
+    for number in rounds_to_show(run, request.options.round):
+        subject = request.subject(run, number)
+        models = models_of_round(run, number, request.options.clients)
+        places, labels = features.on_circle(subject, models), subject.labels
+        names = [each.name for each in models]
+        rows = [
+            pd.DataFrame({"model": name, "class": label, "angle": grid,
+                          "density": features.circle_density(found[labels == label], grid)})
+            for name, found in zip(names, places, strict=True) for label in np.unique(labels)
+        ]  # fmt: skip
+        arrays = {"models": np.array(names), "angles": places, "labels": labels}
+        title = f"{subject.title}; {said(request, subject)}"
+        drawn = partial(draw.circle, names, places, labels, subject.bench.data.classes, grid, title)
+        lines += request.write(run, f"hypersphere_round{number}", pd.concat(rows), drawn, arrays)
+    return lines
+
+
+def tsne(run: RunDirectory, request: Request) -> list[str]:
+    """Embed the features of all models of each round together (`tsne_round<n>.csv`: round, model, example, class, x,
+    y; of several rounds, one embedding of each)."""
+    from fedexp.analysis.after import draw
+
+    options, rounds = request.options, rounds_to_show(run, request.options.round)
+    every, frames, subject = [], [], request.subject(run, rounds[0])
+    for number in rounds:
+        models = models_of_round(run, number, options.clients)
+        found = features.embedded([subject.features(each.kept) for each in models], options.seed, options.perplexity)
+        every.append(([each.name for each in models], found))
+        for name, points in zip(*every[-1], strict=True):
+            columns = {"round": number, "model": name, "example": np.arange(len(points)), "class": subject.labels}
+            frames.append(pd.DataFrame(columns | {"x": points[:, 0], "y": points[:, 1]}))
+    names, places = zip(*every, strict=True)
+    title = f"{subject.title}; {said(request, subject)}"
+    drawn = partial(draw.embedding, rounds, names, places, subject.labels, subject.bench.data.classes, title)
+    name = "tsne_round" + "_".join(map(str, rounds))
+    return request.write(run, name, pd.concat(frames), drawn)

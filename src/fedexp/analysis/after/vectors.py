@@ -1,0 +1,79 @@
+"""Parameters of a network as points and directions of a vector space."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fedexp.core.rng import torch_seed
+from fedexp.core.tree import Params
+
+
+def flatten(params: Params) -> torch.Tensor:
+    """Return all parameters as one vector [P], in their order."""
+    return torch.cat([value.reshape(-1) for value in params.values()])
+
+
+def unflatten(vector: torch.Tensor, like: Params) -> Params:
+    """Return a vector [P] in the names and shapes of parameters; the inverse of `flatten`."""
+    parts = vector.split([value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def moved(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
+    """Return origin + sum_i s_i d_i for steps (s_i, d_i)."""
+    return {name: value + sum(s * d[name] for s, d in steps) for name, value in origin.items()}
+
+
+def random_direction(params: Params, seed: int, number: int) -> Params:
+    """Return a Gaussian direction, filter-normalised; equal seeds and numbers give equal ones on every device."""
+    generator = torch.Generator().manual_seed(torch_seed(seed, "direction", number))
+    drawn = {
+        name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+        for name, value in params.items()
+    }
+    return filter_normalised(drawn, params)
+
+
+def filter_normalised(direction: Params, params: Params) -> Params:
+    """Return d with d_ij <- d_ij ||w_ij|| / ||d_ij|| for each filter j of each layer i; vectors (biases, batch norm) 0.
+
+    Li et al., "Visualizing the Loss Landscape of Neural Nets" (NeurIPS 2018), section 4. A filter is what makes one
+    output: a row of a weight [outputs, ...]. A filter of zeros in d stays so.
+    """
+    return {name: _as_long(direction[name], value) for name, value in params.items()}
+
+
+def _as_long(direction: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return a direction whose rows are as long as those of the weight; zeros for a vector."""
+    if weight.dim() < 2:
+        return torch.zeros_like(weight)
+    own, wanted = (value.flatten(1).norm(dim=1) for value in (direction, weight))
+    factor = torch.where(own > 0, wanted / own.clamp(min=torch.finfo(own.dtype).tiny), torch.zeros_like(own))
+    return direction * factor.view(-1, *[1] * (weight.dim() - 1))
+
+
+def plane_through(points: Sequence[Params]) -> tuple[Params, Params, torch.Tensor]:
+    """Return the plane through three models w_0, w_1, w_2: orthonormal directions u, v and the positions [3, 2].
+
+    Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs" (NeurIPS 2018), section 3:
+    u along w_1 - w_0, v along (w_2 - w_0) less its part along u; w_0 lies at (0, 0). Raises ValueError where the three
+    lie on a line.
+    """
+    first, second = (flatten(each).double() - flatten(points[0]).double() for each in points[1:])
+    length = first.norm()
+    if length == 0:
+        raise ValueError("two of the models are equal")
+    u = first / length
+    along = second @ u
+    rest = second - along * u
+    height = rest.norm()
+    if height <= 1e-5 * second.norm():
+        raise ValueError("the three models lie on a line")
+    positions = torch.stack([torch.zeros(2).to(u), torch.stack([length, 0 * length]), torch.stack([along, height])])
+    like = points[0]
+    u, v = (unflatten(each, like) for each in (u, rest / height))
+    return _cast(u, like), _cast(v, like), positions.cpu()
+
+
+def _cast(direction: Params, like: Params) -> Params:
+    return {name: value.to(like[name]) for name, value in direction.items()}

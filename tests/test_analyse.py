@@ -1,0 +1,276 @@
+"""`fedexp analyse`: each measure against numbers worked by hand or dense algebra in float64, and on one run."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedexp
+from fedexp.analysis.after import features, loss_plane, vectors
+from fedexp.analysis.after.hessian import largest, loss_hessian, spectrum_of
+from fedexp.analysis.after.subject import Named, Subject
+from fedexp.cli import main
+from fedexp.core.errors import ConfigError
+from fedexp.models.cnn import CNN
+from fedexp.rundir.kept_models import KeptModel
+from toy_federation import PLAIN, make_simulation, play
+
+HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0])}
+
+
+# --- directions
+
+
+def test_filter_normalisation_by_hand():
+    """Rows of d as long as those of w: (1, 0) becomes 5 long, (0, 0) stays, the vector is 0; (6, 8) halves to 5."""
+    d = {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "b": torch.tensor([7.0, 7.0])}
+    found = vectors.filter_normalised(d, HAND)
+    assert found["w"].tolist() == [[5.0, 0.0], [0.0, 0.0]]
+    assert found["b"].tolist() == [0.0, 0.0]
+    again = vectors.filter_normalised({"w": torch.tensor([[6.0, 8.0], [0.0, -1.0]]), "b": d["b"]}, HAND)
+    assert again["w"].tolist() == [[3.0, 4.0], [0.0, -2.0]]
+
+
+def test_filters_of_convolutions_are_their_outputs():
+    w = {"c": torch.randn(3, 2, 5, 5, dtype=torch.float64)}
+    found = vectors.random_direction(w, seed=1, number=0)["c"]
+    torch.testing.assert_close(found.flatten(1).norm(dim=1), w["c"].flatten(1).norm(dim=1))
+    torch.testing.assert_close(vectors.random_direction(w, 1, 0)["c"], found, rtol=0, atol=0)
+    assert not torch.equal(vectors.random_direction(w, 1, 1)["c"], found)
+
+
+def test_the_plane_through_three_models_by_hand():
+    """w_0 = (1, 0, 0), w_1 = (5, 3, 0), w_2 = (1, 5, 12): u = (4, 3, 0) / 5; (w_2 - w_0) u = 3, and what is left is
+    (0, 5, 12) - 3 u = (-2.4, 3.2, 12), of length sqrt(5.76 + 10.24 + 144) = sqrt(160)."""
+    points = [{"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])}, {"a": torch.tensor([5.0, 3.0]),
+              "b": torch.tensor([0.0])}, {"a": torch.tensor([1.0, 5.0]), "b": torch.tensor([12.0])}]  # fmt: skip
+    u, v, positions = vectors.plane_through(points)
+    torch.testing.assert_close(vectors.flatten(u), torch.tensor([0.8, 0.6, 0.0]))
+    torch.testing.assert_close(vectors.flatten(v), torch.tensor([-2.4, 3.2, 12.0]) / 160**0.5)
+    np.testing.assert_allclose(positions, [[0, 0], [5, 0], [3, 160**0.5]], rtol=1e-12)
+    for point, (x, y) in zip(points, positions.tolist(), strict=True):
+        torch.testing.assert_close(vectors.flatten(vectors.moved(points[0], [(x, u), (y, v)])), vectors.flatten(point))
+    with pytest.raises(ValueError, match="on a line"):
+        vectors.plane_through([points[0], points[1], vectors.moved(points[0], [(2.0, u)])])
+    with pytest.raises(ValueError, match="equal"):
+        vectors.plane_through([points[0], points[0], points[2]])
+
+
+# --- a model of the small federation
+
+
+def subject_of_toy(model=None, rounds=2):
+    """What two rounds have trained, in float64, and the 20 test images."""
+    simulation = make_simulation(model=model, local=PLAIN)
+    state = play(simulation, rounds)
+    kept = KeptModel(rounds, state.server["params"], state.server["buffers"])
+    return Subject(SimpleNamespace(directory=Path("toy")), simulation.bench, kept, "toy")
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return subject_of_toy()
+
+
+def dense_hessian(subject):
+    """Of the mean cross-entropy, by torch.func.hessian of the flat parameters."""
+    params = subject.use(subject.first)
+    x, y = subject.bench.load_test(torch.arange(20))
+
+    def loss(flat):
+        logits = subject.bench.net(vectors.unflatten(flat, params), x).logits
+        return torch.nn.functional.cross_entropy(logits, y)
+
+    return torch.func.hessian(loss)(vectors.flatten(params))
+
+
+def test_eigenvalues_are_those_of_the_dense_hessian(toy):
+    dense = dense_hessian(toy)
+    params = toy.use(toy.first)
+    vector = torch.linspace(-1, 1, len(dense), dtype=torch.float64)
+    torch.testing.assert_close(loss_hessian(toy, params)(vector), dense @ vector, rtol=1e-9, atol=1e-12)
+    found = spectrum_of(toy, 4, tolerance=1e-10)
+    wanted, directions = np.linalg.eigh(dense.numpy())
+    np.testing.assert_allclose(found.values, wanted[::-1][:4], rtol=1e-8)
+    overlaps = abs(np.sum(found.vectors * directions[:, ::-1][:, :4], 0))
+    np.testing.assert_allclose(overlaps, 1, atol=1e-6)
+    assert found.residuals.max() < 1e-7
+
+
+def test_eigenvalues_of_a_known_matrix_and_too_many_of_them():
+    """diag(-90, 1, 2, ..., 30): the largest are 30, 29, not the largest in absolute value alone."""
+    diagonal = torch.tensor([-90.0, *range(1, 31)], dtype=torch.float64)
+    found = largest(lambda v: diagonal * v, diagonal, 2, tolerance=1e-8)
+    np.testing.assert_allclose(found.values, [30, 29], rtol=1e-7)
+    with pytest.raises(ConfigError, match="--eigenvalues 31: must be at least 1 and less than the 31 parameters"):
+        largest(lambda v: diagonal * v, diagonal, 31)
+    with pytest.raises(ConfigError, match="not finite"):
+        largest(lambda v: v * torch.nan, diagonal, 2)
+
+
+def test_a_surface_is_what_each_of_its_models_gives(toy):
+    """Its middle is the model itself; at the corner of a random plane it is the model moved along both directions."""
+    plane = loss_plane.random_plane(toy, points=3, span=0.5, seed=3)
+    surface = loss_plane.surface_of(toy, plane)
+    params = toy.use(toy.first)
+    middle = toy.bench.evaluate(params)
+    assert surface.loss[1, 1] == pytest.approx(float(middle.loss), rel=1e-12)
+    assert surface.accuracy[1, 1] == int(middle.class_correct.sum()) / 20
+    corner = {k: v + 0.5 * plane.u[k] - 0.5 * plane.v[k] for k, v in params.items()}
+    assert surface.loss[0, 2] == pytest.approx(float(toy.bench.evaluate(corner).loss), rel=1e-9)
+    again = loss_plane.surface_of(toy, loss_plane.random_plane(toy, points=3, span=0.5, seed=3))
+    np.testing.assert_array_equal(again.loss, surface.loss)
+
+
+def test_the_plane_of_models_holds_them(toy):
+    """The loss at the position of each is its own."""
+    models = [Named(str(i), replace(toy.first, params={k: v + i * torch.sin(v * 9 * i) for k, v in
+              toy.first.params.items()})) for i in range(3)]  # fmt: skip
+    plane = loss_plane.model_plane(toy, models, points=4)
+    for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
+        at = toy.bench.evaluate(vectors.moved(plane.origin, [(x, plane.u), (y, plane.v)]))
+        assert float(at.loss) == pytest.approx(float(toy.bench.evaluate(model.kept.params).loss), rel=1e-9)
+    low, high = plane.positions.min(0), plane.positions.max(0)
+    assert plane.x[0] < low[0] < high[0] < plane.x[-1]
+    assert plane.y[0] < low[1] < high[1] < plane.y[-1]
+
+
+# --- features
+
+
+def test_angles_and_densities_by_hand():
+    """A single angle 0 with h = 0.1: the density there is 1 / (0.1 sqrt(2 pi)) = 3.98942, and at 0.1 that times
+    exp(-1/2). Around the circle: an angle just below pi counts just above -pi."""
+    found = features.angles(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [0.0, 0.0]]))
+    np.testing.assert_allclose(found, [0, np.pi / 2, np.pi, np.nan])
+    at = features.circle_density(np.array([0.0, np.nan]), np.array([0.0, 0.1]), bandwidth=0.1)
+    np.testing.assert_allclose(at, [3.9894228, 3.9894228 * np.exp(-0.5)], rtol=1e-7)
+    wrapped = features.circle_density(np.array([np.pi - 0.05]), np.array([-np.pi + 0.05]), bandwidth=0.1)
+    np.testing.assert_allclose(wrapped, 3.9894228 * np.exp(-0.5), rtol=1e-7)
+    grid = np.linspace(-np.pi, np.pi, 2001)
+    spread = features.circle_density(np.random.default_rng(0).uniform(-3, 3, 40), grid, bandwidth=2.0)
+    assert np.trapezoid(spread, grid) == pytest.approx(1, abs=1e-9)
+    assert np.isnan(features.circle_density(np.empty(0), grid)).all()
+
+
+def test_the_density_in_the_plane_by_hand():
+    """Two points; at the first one (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with |d| = 1, h = 0.5: exp(-2)."""
+    points = np.array([[0.0, 0.0], [1.0, 0.0]])
+    found = features.plane_density(points, np.array([0.0, 5.0]), np.array([0.0]), bandwidth=0.5)
+    assert found.shape == (1, 2)
+    assert found[0, 0] == pytest.approx((1 + np.exp(-2)) / (np.pi), rel=1e-12)
+    assert found[0, 1] == pytest.approx(np.exp(-32) / np.pi, rel=1e-9)  # exp(-50) more
+
+
+def test_one_embedding_of_all_models():
+    rng = np.random.default_rng(0)
+    groups = [rng.normal(10 * i, 0.1, (n, 4)) for i, n in ((0, 6), (1, 4))]
+    found = features.embedded(groups, seed=0, perplexity=3)
+    assert [each.shape for each in found] == [(6, 2), (4, 2)]
+    again = features.embedded(groups, seed=0, perplexity=3)
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(again))
+    with pytest.raises(ConfigError, match=r"--perplexity 30: must be .* less than the 10 points"):
+        features.embedded(groups, seed=0)
+
+
+def test_features_on_the_circle_have_length_1():
+    model = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), unit_features=2)
+    subject = subject_of_toy(model)
+    found = subject.features(subject.first)
+    assert found.shape == (20, 2)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-12)
+    turned = {k: -v if k.startswith("unit.") else v for k, v in subject.first.params.items()}
+    np.testing.assert_allclose(subject.features(replace(subject.first, params=turned)), -found)  # there is no ReLU
+    with pytest.raises(ConfigError, match=r"model\.unit_features=1: must be at least 2, or null"):
+        replace(model, unit_features=1)
+
+
+def test_other_features_than_two_are_said(toy):
+    with pytest.raises(ConfigError, match=r"features of 8 dimensions, .* needs 2: train with model=cnn_circle"):
+        features.on_circle(toy, [Named("global", toy.first)])
+
+
+# --- the command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two rounds of a tiny network with features on the circle; the local models of the second are kept."""
+    small = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu",
+             "hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "tracker=none", "rounds=2",
+             "model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]", "keep_local_models=[2]"]  # fmt: skip
+    return fedexp.run(small, directory=tmp_path_factory.mktemp("runs") / "run")
+
+
+def tables(run, capsys, *arguments):
+    """The csv files that a call writes, and what it prints; each picture is there."""
+    assert main.main(["analyse", str(run.directory), *arguments]) == 0
+    printed = capsys.readouterr().out
+    paths = [Path(line.strip()) for line in printed.splitlines() if line.startswith("  ")]
+    assert all(path.stat().st_size > 0 for path in paths)
+    return [pd.read_csv(path) for path in paths if path.suffix == ".csv"], paths, printed
+
+
+def test_each_kind_writes_a_table_and_a_picture(run, capsys):
+    (plane,), paths, _ = tables(run, capsys, "loss_plane", "--points", "3", "--format", "svg", "--device", "cpu")
+    assert [path.name for path in paths] == [f"loss_plane_round2_random.{form}" for form in ("csv", "npz", "svg")]
+    middle = plane.query("x == 0 and y == 0").iloc[0]
+    assert middle["loss"] == pytest.approx(run.rounds["test_loss"].iloc[-1], rel=1e-9)
+    assert middle["accuracy"] == pytest.approx(run.summary["accuracy"], abs=1e-12)
+    (models,), paths, _ = tables(
+        run, capsys, "loss_plane", "--directions", "models", "--points", "3", "--data", "train"
+    )
+    assert len(models) == 9
+    with np.load(paths[1]) as arrays:
+        assert str(arrays["models"][0]) == "global, round 2"
+    (spectrum,), _, printed = tables(run, capsys, "hessian", "--eigenvalues", "2", "--examples", "30")
+    assert list(spectrum) == ["number", "eigenvalue", "residual"]
+    assert f"{spectrum['eigenvalue'][0]:.5g}" in printed
+    clients = run.kept_clients(2)
+    (circle,), paths, _ = tables(run, capsys, "hypersphere", "--examples", "40", "--clients", "2")
+    shown = ["global, round 1", *(f"client {c}" for c in clients[:2]), "global, round 2"]
+    assert list(circle["model"].unique()) == shown
+    with np.load(paths[1]) as arrays:
+        assert arrays["angles"].shape == (4, 40)
+    (embedding,), _, _ = tables(run, capsys, "tsne", "--examples", "12", "--perplexity", "5")
+    assert list(embedding) == ["round", "model", "example", "class", "x", "y"]
+    assert embedding.groupby("model").size().to_dict() == dict.fromkeys(
+        ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"], 12
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["hessian", "--round", "9"], "the model after round 9 is not kept; kept: 0, 1, 2"),
+        (["hessian", "--client", "99"], "no model of client 99 is kept of round 2"),
+        (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client from 0 to 7"),
+        (["hessian", "--eigenvalues", "0"], "--eigenvalues 0: must be at least 1"),
+        (["loss_plane", "--points", "1"], "--points=1: must be at least 2"),
+        (["loss_plane", "--directions", "randon"], "(nearest: 'random')"),
+        (["loss_plane", "--models", "global,1,2"], "given with --directions models"),
+        (["loss_plane", "--directions", "models", "--models", "global,1"], "three different ones of global, before"),
+        (["loss_plane", "--directions", "models", "--models", "global,before,x"], "x must be global, before"),
+        (["loss_plane", "--directions", "models", "--round", "1"], "needs two local models of round 1, and 0 are kept"),
+        (["tsne", "--perplexity", "5000"], "less than the"),
+        (["tsne", "--examples", "0"], "--examples=0: must be at least 1"),
+        (["hypersphere", "--format", "gif"], "figures.format=gif"),
+    ],
+)
+def test_bad_input_is_one_message(run, arguments, words, capsys):
+    before = sorted(run.directory.rglob("*"))
+    assert main.main(["analyse", str(run.directory), *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert not said.out
+    assert sorted(run.directory.rglob("*")) == before
+
+
+def test_where_no_run_is(tmp_path, capsys):
+    assert main.main(["analyse", str(tmp_path), "tsne"]) == 2
+    assert "no run is there" in capsys.readouterr().err
