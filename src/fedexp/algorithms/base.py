@@ -77,7 +77,7 @@ class FedAvg(RoundStructure):
 
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS  # with which local training makes sense
     own_step: ClassVar[str] = ""  # why its server's step cannot be that of `server.optimizer`; empty: it can
-    scenarios: ClassVar[tuple[str, ...]] = ("none", "class_incremental", "domain_incremental")  # that it is defined for
+    scenarios: ClassVar[tuple[str, ...]] = ("none", "class_incremental", "domain_incremental", "rotations")
     separate_tasks: ClassVar[bool] = False  # only where all clients train on one task at a time, and on no other's
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
     trains_model: ClassVar[bool] = True  # what its clients train is the global model, with its running statistics

@@ -16,7 +16,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.core.tree import Params, Tree
 
-TASKS = ("class_incremental", "domain_incremental")
+TASKS = ("class_incremental", "domain_incremental", "rotations")
 
 
 def distillation_loss(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis import compare, layout, paper_table, parts, readings
+from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
 from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import WHERE, load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
 from fedexp.analysis.search import sections
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
-from fedexp.analysis.sweep_figures import look_of_sweep, make_sweep_figures
+from fedexp.analysis.sweep_figures import look_of_sweep, make_sweep_figures, slug
 from fedexp.config.options import conf_directory
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.pictures import Pictures
+from fedexp.figures import save_all
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import MARKER as MARKER
@@ -62,10 +66,23 @@ def write_report(directory: Path, figures: bool, flags: argparse.Namespace | Non
         try:
             runs = load_runs(source)
             look = look_of_sweep(runs)
-            return paths + make_sweep_figures(directory, runs, look.changed(flags) if flags else look)
+            look = look.changed(flags) if flags else look
+            return paths + make_sweep_figures(directory, runs, look) + make_rank_figures(directory, runs, look)
         except Exception:
             log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
             return paths
+
+
+def make_rank_figures(directory: Path, runs: Sequence[RunDirectory], look: Pictures) -> list[Path]:
+    """Draw the critical-difference diagrams of a benchmark; return the paths, none for another sweep."""
+    sweep = sweep_of(directory)
+    found = rankings(sweep, runs_of(sweep, runs)) if sweep is not None and sweep.ranks else []
+    if not found:
+        return []
+    from fedexp.analysis.draw_ranks import diagram
+
+    names = [slug(f"critical_difference_{each.measure}_{len(each.settings)}_settings") for each in found]
+    return save_all(directory / "figures", zip(names, [partial(diagram, each) for each in found], strict=True), look)
 
 
 @dataclass(frozen=True)
@@ -137,9 +154,11 @@ def write_tables(directory: Path, source: Path | None = None, asked: paper_table
     else:
         head = f"# {directory.name}\n"
         means_ = tidy.drop(columns=list(ORIGIN)).set_index("run").map(layout.plain_number)
-        shown = [layout.Section("", means_)]
+        shown, finished = [layout.Section("", means_)], [run for run in jobs if run.finished]
         if search is not None and search.choose:
-            shown += sections(search, [run for run in jobs if run.finished])
+            shown += sections(search, finished)
+        if search is not None and search.ranks:
+            head, shown = f"# {search.title}\n", benchmark_sections(search, finished) or shown
     head += "".join(f"\n{line}\n" for line in left_out)
     own_layout = paper_table.Layout() if asked is None else asked
     if tables.sweep is None or own_layout != paper_table.Layout():

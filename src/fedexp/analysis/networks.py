@@ -19,6 +19,7 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import find_class, make_target
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for, torch_seed
+from fedexp.data.rotations import Rotations
 from fedexp.data.tasks import ClassIncremental, DomainIncremental, Scenario
 from fedexp.data.types import DataSource, TextShape
 from fedexp.engine.network import require_room, seeded_torch, trainable
@@ -129,6 +130,7 @@ def tasks_of(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int
     if isinstance(scenario, ClassIncremental):
         return tuple(map(tuple, scenario.tasks_of(num_classes, generator_for(seed, "tasks"))))
     count = len(scenario.domains) + 1 if isinstance(scenario, DomainIncremental) else 1
+    count = len(scenario.angles) if isinstance(scenario, Rotations) else count
     return (tuple(range(num_classes)),) * count
 
 

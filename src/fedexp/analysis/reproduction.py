@@ -59,7 +59,9 @@ def all_files(root: Path) -> dict[Path, str]:
 
 
 def all_sweeps() -> list[Sweep]:
-    return [load_sweep(name, [conf_directory()]) for name in list_options("sweep", [conf_directory()])]
+    """Return the sweeps that stand for a table or figure of a paper."""
+    found = [load_sweep(name, [conf_directory()]) for name in list_options("sweep", [conf_directory()])]
+    return [sweep for sweep in found if sweep.paper]
 
 
 def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:

@@ -25,7 +25,7 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
   public.fraction=0.025           examples for the server   public.balanced=false   at random
   surrogate.dataset=caltech256    unlabelled examples, or   surrogate.fraction=0.2  a part of the training data
-  scenario.rounds_per_task=20     in continual learning (scenario=class_incremental or domain_incremental)
+  scenario.rounds_per_task=20     in continual learning (scenario=class_incremental, domain_incremental, rotations)
   targets=[0.5,0.6]               for rounds-to-target      checkpoint_interval=1   save every n-th round
   seed=0                          or one for each of        seeds.partition  seeds.sampling  seeds.training
   algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1         parameters by the papers' symbols

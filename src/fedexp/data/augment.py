@@ -153,6 +153,16 @@ def _rotate(
     return source_y.round().long(), source_x.round().long()
 
 
+def turned(images: torch.Tensor, degrees: float) -> torch.Tensor:
+    """Return images [n, height, width, channels] turned counter-clockwise about their centre, nearest neighbour; pixels
+    from outside are 0."""
+    _, height, width, _ = images.shape
+    angle = torch.tensor(degrees * UNITS_PER_DEGREE)
+    rows, cols = _rotate(torch.arange(height)[:, None], torch.arange(width)[None, :], angle, height, width)
+    inside = (_within(rows, height) & _within(cols, width))[..., None]
+    return images[:, rows.clamp(0, height - 1), cols.clamp(0, width - 1)] * inside.to(images.dtype)
+
+
 def _within(position: torch.Tensor, size: int) -> torch.Tensor:
     return (position >= 0) & (position < size)
 

@@ -1,0 +1,47 @@
+"""Domains made from one data set of images: each task shows all of them, turned by another angle.
+
+After the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4), a stream of domains that needs no second
+data set. An image is for training in all tasks or for testing in all tasks, so that no test image has been trained on
+at another angle.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedexp.core.errors import ConfigError, require
+from fedexp.data.augment import turned
+from fedexp.data.tasks import Several, TaskSequence, assemble, pooled
+from fedexp.data.types import DataSource, ImageData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotations(Several):
+    """Each task is the data set turned by one angle, with the same classes."""
+
+    name = "rotations"
+
+    angles: list[float]  # degrees, counter-clockwise, one a task
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = len(self.angles) > 0 and len({angle % 360 for angle in self.angles}) == len(self.angles)
+        require(good, "scenario.angles", self.angles, "different angles in degrees")
+
+    def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
+        """Return one task for each angle, all with the same division into training and test images."""
+        data = dataset.load()
+        if not isinstance(data, ImageData):
+            raise ConfigError(f"scenario=rotations: {data.name} has texts; it must have images, which can be turned")
+        x, y, own_test = pooled([data], data)
+        train, held = self.divide(y, own_test, rng)
+        starts = [i * len(y) for i in range(len(self.angles))]
+        return assemble(
+            data,
+            torch.cat([turned(x, angle) for angle in self.angles]),
+            np.tile(y, len(self.angles)),
+            [(start + train, start + held) for start in starts],
+            [f"{data.name} turned by {angle:g} degrees" for angle in self.angles],
+            [list(range(data.num_classes))] * len(self.angles),
+        )

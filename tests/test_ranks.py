@@ -1,0 +1,131 @@
+"""Friedman and Nemenyi tests against the example of Demsar (JMLR 2006), and the report of a benchmark."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
+from fedexp.analysis.draw_ranks import diagram
+from fedexp.analysis.ranks import Comparison, compare_methods, critical_difference, friedman, iman_davenport, ranks_of
+from fedexp.analysis.sweep import Sweep, read_block
+
+
+def test_the_numbers_of_the_paper():
+    """Section 3.2.2: C4.5, +m, +cf, +m+cf on 14 data sets have mean ranks 3.143, 2.000, 2.893, 1.964. By hand: the sum
+    of squares is 9.878 + 4 + 8.369 + 3.857 = 26.105, minus 4 * 25 / 4 = 25, times 12 * 14 / 20 = 8.4 gives 9.28;
+    F = 13 * 9.28 / (14 * 3 - 9.28) = 3.69; CD = 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25 at 0.05 and 1.12 at 0.10."""
+    means = np.array([3.143, 2.000, 2.893, 1.964])
+    assert friedman(means, 14) == pytest.approx(9.28, abs=0.01)
+    assert iman_davenport(9.28, 14, 4) == pytest.approx(3.69, abs=0.01)
+    assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.01)
+    assert critical_difference(4, 14, alpha=0.10) == pytest.approx(1.12, abs=0.01)
+
+
+@pytest.mark.parametrize(("count", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
+def test_quantiles_of_the_paper_s_table(count, q):
+    assert critical_difference(count, 1) / math.sqrt(count * (count + 1) / 6) == pytest.approx(q, abs=0.001)
+
+
+def test_friedman_is_that_of_scipy_without_ties():
+    values = np.random.default_rng(0).normal(size=(7, 5))
+    chi_square, _ = stats.friedmanchisquare(*values.T)
+    assert friedman(ranks_of(values).mean(0), 7) == pytest.approx(chi_square)
+
+
+def test_equal_values_share_their_rank_and_a_failed_run_is_last():
+    assert ranks_of(np.array([[0.5, 0.5, 0.9, -np.inf]])).tolist() == [[2.5, 2.5, 1.0, 4.0]]
+
+
+def test_methods_come_best_first_and_the_same_order_everywhere_is_no_chance():
+    found = compare_methods(["a", "b", "c"], np.array([[0.1, 0.3, 0.2]] * 4))
+    assert (found.methods, found.ranks, found.p) == (("b", "c", "a"), (1.0, 2.0, 3.0), 0.0)
+
+
+def test_groups_that_do_not_differ():
+    """With CD 1: 1.0 and 1.5 are one group, 1.5 with 2.2 another, 4.0 is alone."""
+    found = Comparison(("a", "b", "c", "d"), (1.0, 1.5, 2.2, 4.0), 5, 0.01, 1.0)
+    assert found.cliques == [(0, 1), (1, 2)]
+
+
+# --- the report
+
+
+def summary(accuracy, forgetting, **more):
+    return {"status": "completed", "accuracy": accuracy, "forgetting": forgetting, "seed": 0} | more
+
+
+def run_of(overrides, sent, **values):
+    diverged = values.get("status") == "diverged"
+    columns = {"bytes_up": [sent], "bytes_down": [sent], "seconds": [1.5, 1.5]}
+    return SimpleNamespace(overrides=overrides, summary=values, diverged=diverged, values=columns.__getitem__)
+
+
+@pytest.fixture
+def sweep():
+    text = """
+    - experiment: {one: {setting: skew}, two: {setting: tasks}}
+      algorithm: {fedavg: {method: FedAvg}, fedntd: {method: FedNTD}}
+      measures: []
+    - experiment: {two: {setting: tasks}}
+      algorithm: {cfed: {method: CFeD}}
+      with: [surrogate.fraction=0.1]
+      measures: []
+    """
+    blocks = tuple(map(read_block, yaml.safe_load(text)))
+    ranks = {"accuracy": ("average_accuracy", "accuracy"), "F": ("task_forgetting", "forgetting")}
+    return Sweep("x", "A benchmark", "", "benchmark", blocks, ranks=ranks)
+
+
+@pytest.fixture
+def finished():
+    def of(place, method, seed, **values):
+        more = ["surrogate.fraction=0.1"] if method == "cfed" else []
+        overrides = [f"experiment={place}", f"algorithm={method}", f"seed={seed}", *more]
+        return run_of(overrides, 2_000_000, **summary(0.0, 0.0, seed=seed) | values)
+
+    tasks = {"average_accuracy": 0.4, "task_forgetting": 0.5}
+    return [
+        *(of("one", "fedavg", s, accuracy=0.5 + 0.1 * s, forgetting=0.3) for s in (0, 1)),
+        *(of("one", "fedntd", s, accuracy=0.7 + 0.1 * s, forgetting=0.2) for s in (0, 1)),
+        *(of("two", "fedavg", s, **tasks) for s in (0, 1)),
+        *(of("two", "fedntd", s, **tasks | ({"status": "diverged"} if s else {})) for s in (0, 1)),
+        *(of("two", "cfed", s, **tasks | {"average_accuracy": 0.6}) for s in (0, 1)),
+    ]
+
+
+def test_the_tables_of_a_benchmark(sweep, finished):
+    """Accuracy in per cent with F, mean and standard deviation (0.1 / sqrt(2) = 7.1 points over two seeds); what was
+    sent both ways, and the seconds of all rounds."""
+    results, costs, *ranks = benchmark_sections(sweep, finished)
+    assert results.table.loc["FedAvg"].tolist() == ["55.0 ± 7.1 (0.30 ± 0.00)", "40.0 ± 0.0 (0.50 ± 0.00)"]
+    assert results.table.loc["FedNTD", "tasks"] == "40.0 (0.50), 1 of 2 diverged"
+    assert results.table.loc["CFeD", "skew"] == "-"
+    assert set(costs.table["tasks"]) == {"4.0 MB, 3.0 s"}
+    assert [len(each.table) for each in ranks] == [2, 2, 3, 3], "in both settings; where there are tasks, with CFeD"
+
+
+def test_the_ranks_of_a_benchmark(sweep, finished):
+    """By hand, accuracy, (skew 0, skew 1, tasks 0, tasks 1): FedNTD wins both of skew, ties in tasks 0 and has diverged
+    in tasks 1: (1 + 1 + 1.5 + 2) / 4 = 1.375, FedAvg 1.625. With tasks alone CFeD is first in both, then FedAvg
+    (2.5 + 2) / 2 and FedNTD (2.5 + 3) / 2. Less forgetting is better."""
+    both, forgetting, tasks, _ = rankings(sweep, runs_of(sweep, finished))
+    assert (both.settings, both.seeds) == (("skew", "tasks"), (0, 1))
+    assert dict(zip(both.comparison.methods, both.comparison.ranks, strict=True)) == {"FedNTD": 1.375, "FedAvg": 1.625}
+    assert (both.measure, forgetting.measure) == ("accuracy", "F")
+    assert forgetting.comparison.methods[0] == "FedNTD"
+    assert tasks.settings == ("tasks",)
+    assert tasks.comparison.ranks == (1.0, 2.25, 2.75)
+
+
+def test_a_method_without_all_seeds_is_not_ranked(sweep, finished):
+    both, *_ = rankings(sweep, runs_of(sweep, [run for run in finished if run is not finished[2]]))
+    assert both.settings == ("tasks",)
+
+
+def test_the_diagram_names_every_method(sweep, finished):
+    figure = diagram(rankings(sweep, runs_of(sweep, finished))[2])
+    assert {"CFeD  1.0", "2.8  FedNTD", "FedAvg  2.2"} <= {text.get_text() for text in figure.axes[0].texts}

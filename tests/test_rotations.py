@@ -1,0 +1,59 @@
+"""Domains that are one data set turned by several angles."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.core.errors import ConfigError
+from fedexp.data.augment import turned
+from fedexp.data.rotations import Rotations
+from test_tasks import Loads, images
+
+SCENARIO = {"rounds_per_task": 2, "split": None, "evaluate_on": "test"}
+
+
+def rotations(angles, **changes):
+    return Rotations(angles=angles, **SCENARIO | changes)
+
+
+@pytest.mark.parametrize("quarters", [0, 1, 2, 3])
+def test_quarter_turns_move_every_pixel_to_its_place(quarters):
+    x = torch.randint(0, 256, (3, 5, 5, 2), dtype=torch.uint8)
+    assert torch.equal(turned(x, 90.0 * quarters), torch.rot90(x, quarters, (1, 2)))
+
+
+def test_what_turns_in_from_outside_is_black():
+    """By 45 degrees, of 3 x 3: the corner (0, 0) lies at (y, x) = (-1, -1) from the centre, its source at
+    (sin x + cos y, cos x - sin y) = (-sqrt(2), 0) from there, which is (-0.41, 1), nearest pixel (0, 1). Of 9 x 9 it is
+    (-5.66, 0), and outside."""
+    x = torch.arange(1, 10, dtype=torch.uint8).view(1, 3, 3, 1)
+    found = turned(x, 45.0)[0, :, :, 0]
+    assert (found[1, 1], found[0, 0]) == (5, 2)
+    large = turned(torch.full((1, 9, 9, 1), 7, dtype=torch.uint8), 45.0)[0, :, :, 0]
+    assert large[0, 0] == 0
+    assert large[4, 4] == 7
+
+
+def test_an_image_is_for_training_or_for_testing_in_all_tasks():
+    data = images(train=40, test=10)
+    for split, trained in ((None, 40), ([0.6, 0.0, 0.4], 30)):
+        found = rotations([0.0, 90.0], split=split).sequence(Loads(data), np.random.default_rng(0))
+        assert [len(task.train) for task in found.tasks] == [trained] * 2
+        first, second = (found.data.x_train[task.train] for task in found.tasks)
+        assert torch.equal(torch.rot90(first, 1, (1, 2)), second)
+        tests = found.data.x_test.chunk(2)
+        assert torch.equal(torch.rot90(tests[0], 1, (1, 2)), tests[1])
+        assert found.data.test_tasks.tolist() == [0] * (50 - trained) + [1] * (50 - trained)
+        assert found.tasks[1].name == "a turned by 90 degrees"
+
+
+def test_angles_must_differ():
+    with pytest.raises(ConfigError, match=r"scenario.angles=\[0.0, 360.0\]: must be different angles"):
+        rotations([0.0, 360.0])
+
+
+def test_texts_are_refused():
+    loads = Loads(images())
+    loads.data = type("Text", (), {"name": "novels"})()
+    with pytest.raises(ConfigError, match="scenario=rotations: novels has texts"):
+        rotations([0.0]).sequence(loads, np.random.default_rng(0))
