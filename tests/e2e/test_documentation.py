@@ -133,6 +133,7 @@ NOT_EXECUTED = {
     "fedexp dashboard team/fedexp": "needs an account",
     "fedexp reproduction": "needs the committed tables; tests/test_reproduction.py does it",
     "fedexp reproduction --check": "the same",
+    "fedexp reproduction --status": "the same; tests/test_status.py",
     "fedexp --multirun sweep=fedntd_table1,fedntd_table8 seed=0,1,2 budget=120": (
         "jobs of data sets that are not there; tests/test_budget.py runs two sweeps in one command"
     ),
