@@ -44,7 +44,7 @@ def test_jobs_per_gpu_is_checked(fedexp, tmp_path):
 
 @pytest.fixture
 def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
-    """`sweep("joblib", ...)` in the directory sweeps/joblib, which no other sweep looks into; its processes import what this one does."""
+    """`sweep("joblib", ...)` in sweeps/joblib, where no other sweep looks; its processes import what this one does."""
     (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "own/algorithm").mkdir(parents=True)
     (tmp_path / "own/algorithm/broken.yaml").write_text("# Broken.\n_target_: broken_algorithm.Broken\n")
