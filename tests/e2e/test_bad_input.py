@@ -72,7 +72,7 @@ MORE = [  # of the same kinds, and one that makes a large model
     ("algorithm=fednova algorithm.variant=ccvr_frosen", ["nearest: 'ccvr_frozen'"]),
     ("algorithm=fedka algorithm.dominance=0", ["algorithm.dominance=0", "null"]),
     ("partition=iid min_size=3", ["min_size", "only exists with partition=lda"]),
-    ("shards_per_client=2", ["shards_per_client", "only exists with partition=sharding"]),
+    ("shards_per_client=2", ["shards_per_client", "only exists with partition=equal_shards or partition=sharding"]),
     ("algorithm=fedavg,fedntd", ["fedexp --multirun algorithm=fedavg,fedntd"]),
     ("seed=range(3)", ["seed=range(3): several values", "--multirun seed=range(3)"]),
     ("targets=[é]", ["the character é needs quotes"]),

@@ -44,7 +44,7 @@ def test_jobs_per_gpu_is_checked(fedexp, tmp_path):
 
 @pytest.fixture
 def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
-    """`sweep("joblib", ...)` in the directory multirun/joblib; its processes import what this one does."""
+    """`sweep("joblib", ...)` in sweeps/joblib, where no other sweep looks; its processes import what this one does."""
     (tmp_path / "broken_algorithm.py").write_text(ALGORITHM)
     (tmp_path / "own/algorithm").mkdir(parents=True)
     (tmp_path / "own/algorithm/broken.yaml").write_text("# Broken.\n_target_: broken_algorithm.Broken\n")
@@ -52,7 +52,7 @@ def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
 
     def call(name: str, *arguments: str):
-        where = (f"hydra/launcher={name}", f"hydra.sweep.dir=multirun/{name}")
+        where = (f"hydra/launcher={name}", f"hydra.sweep.dir=sweeps/{name}")
         return fedexp("--multirun", "--config-dir=own", "rounds=2", *SMALL, *where, *arguments)
 
     return call
@@ -63,7 +63,7 @@ def check_against_basic(sweep, launcher: str, *options: str) -> None:
     answer = sweep(launcher, *GRID, *options)
     assert answer.code == 0, answer.err
     assert f"hydra/launcher={launcher}: 4 jobs" in answer.out
-    there, basic = Path("multirun", launcher), Path("multirun/basic")
+    there, basic = Path("sweeps", launcher), Path("sweeps/basic")
     assert len(list(basic.glob("digits_*"))) == 4
     for directory in basic.glob("digits_*"):
         assert_same_run(directory, there / directory.name)
@@ -104,18 +104,18 @@ def test_a_killed_process_of_joblib_and_the_same_command_again(sweep, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
     with ThreadPoolExecutor() as pool:
-        killed = pool.submit(kill_one, tmp_path / "multirun/joblib")
+        killed = pool.submit(kill_one, tmp_path / "sweeps/joblib")
         answer = sweep("joblib", *arguments)
     assert answer.code == 1
     assert "Traceback" not in answer.err
     assert "hydra/launcher=joblib: TerminatedWorkerError: " in answer.err
-    assert "The same command with hydra.sweep.dir=multirun/joblib goes on with what is not complete." in answer.err
+    assert "The same command with hydra.sweep.dir=sweeps/joblib goes on with what is not complete." in answer.err
     answer = sweep("joblib", *arguments)
     assert answer.code == 0, answer.err
     assert "resuming after round" in (killed.result() / "run.log").read_text()
     assert sweep("basic", "seed=0,1", "rounds=30").code == 0
-    for directory in Path("multirun/basic").glob("digits_*"):
-        assert_same_run(directory, Path("multirun/joblib", directory.name))
+    for directory in Path("sweeps/basic").glob("digits_*"):
+        assert_same_run(directory, Path("sweeps/joblib", directory.name))
 
 
 @pytest.mark.slow
@@ -125,14 +125,14 @@ def test_a_removed_directory_of_a_job_of_joblib(sweep, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
     with ThreadPoolExecutor() as pool:
-        removal = pool.submit(remove_one, tmp_path / "multirun/joblib")
+        removal = pool.submit(remove_one, tmp_path / "sweeps/joblib")
         answer = sweep("joblib", *arguments)
     removed = removal.result()
     assert answer.code == 1, answer.err
     assert "Traceback" not in answer.err
     assert f"{removed.name}: " in answer.err
     assert "removed" in answer.err
-    (left,) = tmp_path.glob("multirun/joblib/digits_*/summary.json")
+    (left,) = tmp_path.glob("sweeps/joblib/digits_*/summary.json")
     assert json.loads(left.read_text())["status"] == "completed"
     assert left.parent.name != removed.name
     answer = sweep("joblib", *arguments)

@@ -190,7 +190,7 @@ def test_lost_ranks_and_signals_leave_a_run_that_goes_on(pair, fedexp, monkeypat
     two.processes[0].send_signal(signal.SIGTERM)
     codes, (said, other) = two.end()
     assert codes == [130, 1]
-    assert "fedexp resume=run" in said
+    assert "fedexp --config-dir own resume=run" in said
     assert "Traceback" not in said
     assert other.startswith("fedexp: rank 1 on ")
     assert other.count("\n") == 1
