@@ -66,6 +66,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 @functools.cache
 def version(package: str) -> str:
+    """Return the version of an installed package. Raises PackageNotFoundError."""
     return metadata.version(package)
 
 
