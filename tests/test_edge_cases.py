@@ -22,7 +22,7 @@ from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import CLASSES, Noise, make_simulation
+from toy_federation import CLASSES, Noise
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
 every_class = pytest.mark.parametrize("name", ROWS)
@@ -33,7 +33,7 @@ def simulation(name, **settings):
     row = ROWS[name]
     if row in CONTINUAL:
         return stream(row.make(), **settings)
-    return make_simulation(row.make(), public=row.public, **settings)
+    return row.simulation(**settings)
 
 
 # --- clients that break

@@ -19,7 +19,7 @@ from test_continual import stream
 from toy_federation import ENGINES, LOCAL, Normed, make_simulation, play
 
 ROWS = {row.cls.__name__: row for row in [*CONTINUAL, *SHIPPED][::-1]}  # one of each class
-every_class = pytest.mark.parametrize("name", ROWS)
+every_class = pytest.mark.parametrize("name", [name for name in ROWS if name != "FedBN"])  # CNN has no batch norm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,7 +249,7 @@ def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
 
     row = ROWS[name]
     algorithm = row.make()
-    simulation = stream(algorithm) if row in CONTINUAL else make_simulation(algorithm, public=row.public)
+    simulation = stream(algorithm) if row in CONTINUAL else row.simulation()
 
     class Built:
         server = ServerOptimizer(optimizer="adam", lr=0.01)
