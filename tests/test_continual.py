@@ -17,6 +17,7 @@ from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.heads import HEAD
+from fedexp.algorithms.target import TARGET
 from fedexp.analysis.algorithm_costs import node_of
 from fedexp.config.build import find_class
 from fedexp.core import storage, tree
@@ -93,6 +94,8 @@ ROWS = [
     Row(FedDMC, DMC, other=DMC_OTHER),
     Row(FedDMC, DMC | dict(targets="added", student="global", whole_set=True),
         other=dict(targets="split", student="initial", new_model="old", epochs_factor=1)),
+    Row(TARGET, dict(kd=5.0, temperature=2.0, batches=2, batch_size=4, steps=4, lr_generator=0.05, width=4),
+        other=dict(batches=1, batch_size=2, steps=2, width=2)),
 ]  # fmt: skip
 FIRST = first_of_each_class(ROWS)
 BY_NAME = {row.name: row for row in ROWS}
@@ -154,10 +157,10 @@ def ends_of_tasks(algorithm: FedAvg) -> tuple[torch.Tensor, torch.Tensor]:
 
 @every_row
 def test_alive(row):
-    """Like FedAvg in task 1 (but for heads and server distillation), not in task 2; each parameter counts."""
+    """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2; parameters count."""
     first, second = ends_of_tasks(row.make())
     fedavg = ends_of_tasks(FedAvg())
-    if row.cls is not FedMultiHead and not row.live.get("server_distillation"):
+    if row.cls not in (FedMultiHead, TARGET) and not row.live.get("server_distillation"):
         assert_equal(first, fedavg[0], atol=1e-12)
     assert (second - fedavg[1]).abs().max() > 1e-5
     for name in row.live:

@@ -30,7 +30,6 @@ from toy_federation import (
     STRUCTURE,
     Noise,
     first_of_each_class,
-    make_simulation,
     one_of_each_kind,
 )
 
@@ -43,7 +42,7 @@ def simulation(name, **settings):
     row = ROWS[name]
     if row in CONTINUAL:
         return stream(row.make(), **settings)
-    return make_simulation(row.make(), public=row.public, **settings)
+    return row.simulation(**settings)
 
 
 # --- clients that break

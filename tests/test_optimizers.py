@@ -275,7 +275,7 @@ def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
             check_server(Built)
         return
     check_server(Built)
-    simulation = stream(algorithm) if row in CONTINUAL else make_simulation(algorithm, public=row.public)
+    simulation = stream(algorithm) if row in CONTINUAL else row.simulation()
     rounds = 4 if row in CONTINUAL else 2
     state = play(replace(simulation, server_optimizer=Built.server), rounds)
     assert all(bool(value.isfinite().all()) for value in state.server["params"].values())

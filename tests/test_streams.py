@@ -1,5 +1,6 @@
 """Streams with blurred boundaries, and with clients that meet the tasks in different orders."""
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -59,6 +60,7 @@ def test_values_of_clients_with_orders_of_their_own_by_hand():
     assert {k: v for k, v in alike.items() if k != "task_orders"} == shared
 
 
+@functools.cache
 def stages(*overrides):
     given = ("scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=5", "rounds=1", *overrides)
     return divide(build(composed(*given)))[1]

@@ -46,6 +46,10 @@ class ServerNetwork(Network, Protocol):
     def snapshot(self) -> Params:
         """Return the parameters as tensors of their own."""
 
+    def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+        """Return the output of a model in eval mode, and for each batch norm layer with running statistics (mean,
+        variance) of its input over x and (running mean, running variance), [channels] each."""
+
 
 class Batch(NamedTuple):
     """One local mini-batch."""
@@ -121,6 +125,14 @@ class Context:
     lr: float  # of this round
     steps: torch.Tensor  # scalar: local steps of this client in this round
     local: LocalTraining
+
+
+class Pixels(NamedTuple):
+    """The form in which images enter a model: values v from 0 to 1 as (v - mean) / std."""
+
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[float, ...]  # of each channel
+    std: tuple[float, ...]
 
 
 class PublicData(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network, Pixels, ServerNetwork
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
@@ -32,6 +32,13 @@ class RoundStructure:
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
         """Return the server's state at the start of a task after the first; `initial`: the initial model with its
         buffers."""
+        return server
+
+    def rehearse(
+        self, net: ServerNetwork, server: Tree, pixels: Pixels, info: Federation, rng: np.random.Generator
+    ) -> Tree:
+        """Return the server's state after work that follows `begin_task` and needs the network, such as making images
+        of the old classes."""
         return server
 
     # --- personal models

@@ -14,7 +14,7 @@ from fedexp.core.memory import free_memory, size_of
 from fedexp.core.private.of_torch import outside_transforms
 from fedexp.core.tree import Params
 from fedexp.models import Output
-from fedexp.models.batch_norm import leaving_out_padding
+from fedexp.models.batch_norm import keeps_statistics, leaving_out_padding
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
@@ -78,6 +78,22 @@ class FunctionalNetwork:
         whole = dict(self.module.named_parameters()) | params
         with leaving_out_padding(mask):
             return self.module.slim(whole, x, width)  # type: ignore[operator]
+
+    def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+        """Return the output in eval mode, and for each batch norm layer with running statistics (mean, variance) of its
+        input over x and (running mean, running variance)."""
+        found: list[tuple[torch.Tensor, ...]] = []
+
+        def look(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            value, running = inputs[0], [getattr(layer, f"running_{name}") for name in ("mean", "var")]
+            dims = [0, *range(2, value.dim())]
+            found.append((value.mean(dims), value.var(dims, correction=0), *running))
+
+        with contextlib.ExitStack() as stack:
+            for layer in self.module.modules():
+                if keeps_statistics(layer):
+                    stack.callback(layer.register_forward_pre_hook(look).remove)
+            return self(params, x), found
 
     def hidden_activations(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return hidden activations [B, d] after the ReLU of every fully connected hidden layer, of a model that has
@@ -143,6 +159,9 @@ class LiveNetwork(FunctionalNetwork):
         if params is self._moving:
             return self._forward(lambda: functional_call(self.module, self.own(params), (x,)), x, mask)
         return self.frozen(params, x, mask)
+
+    def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
+        return self.frozen.norm_inputs(params, x)
 
     def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
         self._moving = {name: value.detach().requires_grad_() for name, value in params.items()}

@@ -15,6 +15,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 def leaving_out_padding(mask: torch.Tensor | None) -> AbstractContextManager[Any]:
     """Inside, F.batch_norm counts the rows with mask 1 alone. mask [B]: 1 = example, 0 = padding; None: all count."""
@@ -23,8 +25,12 @@ def leaving_out_padding(mask: torch.Tensor | None) -> AbstractContextManager[Any
 
 def uses_batch_statistics(module: nn.Module) -> bool:
     """Return whether a layer normalises by the batch at hand in evaluation too."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    return any(part.running_mean is None for part in module.modules() if isinstance(part, kinds))
+    return any(part.running_mean is None for part in module.modules() if isinstance(part, KINDS))
+
+
+def keeps_statistics(layer: nn.Module) -> bool:
+    """Return whether a layer is a batch norm with running statistics."""
+    return isinstance(layer, KINDS) and layer.running_mean is not None
 
 
 class _Counting(TorchFunctionMode):

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from fedexp.algorithms.interfaces import Pixels
 from fedexp.core import tree
 from fedexp.core.errors import BudgetSpent
+from fedexp.core.rng import generator_for
 from fedexp.core.tree import Tree
+from fedexp.data.types import ImageData
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
 from fedexp.training.analysing import analyse
@@ -72,7 +75,8 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     evaluated = number % simulation.settings.eval_interval == 0 or simulation.ends_task(number)
     server = state.server
     if number > 1 and simulation.within_task(number) == 1:
-        server = algorithm.begin_task(server, simulation.initial | simulation.initial_buffers, info)
+        server = begin_task(simulation, server, number)
+        clock.lap("refinement")
     clients = sample(simulation, number)
     kept: Mapping[int, Tree] = state.clients
     done: list[CohortResult] = []
@@ -131,6 +135,19 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         bytes_down=sum(each.bytes_down for each in done),
         seconds=clock.seconds,
     )
+
+
+def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
+    """Return the server's state at the start of a task after the first."""
+    algorithm, bench, info = simulation.algorithm, simulation.bench, simulation.stage_of(number).federation
+    server = algorithm.begin_task(server, simulation.initial | simulation.initial_buffers, info)
+    if not has_own(algorithm, "rehearse"):
+        return server
+    assert isinstance(bench.data, ImageData), "TARGET and its like are defined for images"
+    bench.net.set_buffers(server["buffers"])
+    pixels = Pixels(bench.data.shape, bench.data.mean, bench.data.std)
+    rng = generator_for(simulation.seeds.training, "rehearsal", number)
+    return algorithm.rehearse(LiveNetwork(bench.net), server, pixels, info, rng)
 
 
 def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Evaluation]:

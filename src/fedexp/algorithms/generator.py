@@ -1,0 +1,130 @@
+"""Images made from a classifier alone: a generator is trained until the classifier recognises what it draws.
+
+As in TARGET (J. Zhang et al., ICCV 2023) and its released code. Of each batch of images, with the teacher's logits t on
+G(z) and a label y drawn at random from the classes that it knows,
+    min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||),
+where l runs over the teacher's batch norm layers with running statistics m_l, v_l, and mu_l, var_l are those of the
+layer's input, a tenth of them this batch's and the rest the batches' before (decay MOMENTUM). `steps` steps of Adam are
+taken on z and on a copy of G; the sum of the copy's gradients makes one step of Adam on G itself (first-order MAML), of
+`steps` times the learning rate. The images of the step with the lowest loss are kept, at 8 bits a value.
+"""
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.algorithms.interfaces import Pixels, ServerNetwork
+from fedexp.core.tree import Params
+
+LATENT, BETAS, LR_LATENT = 256, (0.5, 0.999), 0.01  # entries of z; of Adam; its rate for z
+ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-100
+
+
+class Generator(nn.Module):
+    """Two doublings from a quarter of the size; images [n, channels, height, width] with values from 0 to 1."""
+
+    def __init__(self, shape: tuple[int, int, int], width: int):
+        super().__init__()
+        channels, self.height, self.width = shape
+        self.start = (2 * width, math.ceil(self.height / 4), math.ceil(self.width / 4))
+        self.first = nn.Linear(LATENT, math.prod(self.start))
+        self.blocks = nn.Sequential(
+            nn.BatchNorm2d(2 * width),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, channels, 3, padding=1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.blocks(self.first(z).view(-1, *self.start))[..., : self.height, : self.width]
+
+
+def normalised(values: torch.Tensor, pixels: Pixels) -> torch.Tensor:
+    """Return images [n, channels, height, width] with values from 0 to 1 as a model reads them."""
+    mean, std = (values.new_tensor(each)[:, None, None] for each in (pixels.mean, pixels.std))
+    return (values - mean) / std
+
+
+@dataclass
+class Statistics:
+    """The moving statistics of what the batch norm layers have seen of all batches so far."""
+
+    before: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # mean and variance of each layer
+
+    def distance(self, layers: list[tuple[torch.Tensor, ...]]) -> torch.Tensor | float:
+        """Return the distance to the running statistics, see above; layers: those of `norm_inputs`."""
+        total: torch.Tensor | float = 0.0
+        for number, (mean, var, running_mean, running_var) in enumerate(layers):
+            if self.before:
+                old_mean, old_var = self.before[number]
+                mean = (1 - MOMENTUM) * mean + MOMENTUM * old_mean
+                var = (1 - MOMENTUM) * var + MOMENTUM * old_var
+            total = total + (running_mean - mean).norm() + (running_var - var).norm()
+        return total
+
+    def add(self, layers: list[tuple[torch.Tensor, ...]]) -> None:
+        """Take in the statistics of a batch's last step."""
+        now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
+        if self.before:
+            pairs = zip(self.before, now, strict=True)
+            now = [(MOMENTUM * m + (1 - MOMENTUM) * a, MOMENTUM * v + (1 - MOMENTUM) * b) for (m, v), (a, b) in pairs]
+        self.before = now
+
+
+def images_of(
+    net: ServerNetwork,
+    teacher: Params,
+    classes: list[int],
+    pixels: Pixels,
+    seed: int,
+    *,
+    batches: int,
+    batch_size: int,
+    steps: int,
+    lr: float,
+    width: int,
+) -> torch.Tensor:
+    """Return images that a model (with its buffers) takes for these classes, uint8 [n, channels, height, width] with
+    n = batches * batch_size. seed: of all that is drawn."""
+    like = next(value for value in teacher.values() if value.is_floating_point())
+    made, seen, known = [], Statistics(), torch.tensor(classes, device=like.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        generator = Generator(pixels.shape, width).to(like)
+        outer = torch.optim.Adam(generator.parameters(), lr * steps, BETAS)
+        for _ in range(batches):
+            z = torch.randn(batch_size, LATENT).to(like).requires_grad_()
+            labels = known[torch.randint(len(classes), (batch_size,)).to(like.device)]
+            inner = copy.deepcopy(generator)
+            groups: list[dict[str, Any]] = [{"params": inner.parameters()}, {"params": [z], "lr": LR_LATENT}]
+            optimizer = torch.optim.Adam(groups, lr, BETAS)
+            outer.zero_grad()
+            best, lowest = torch.empty(0), math.inf
+            for _ in range(steps):
+                values = inner(z)
+                output, layers = net.norm_inputs(teacher, normalised(values, pixels))
+                loss = ONE_HOT * F.cross_entropy(output.logits, labels) + BATCH_NORM * seen.distance(layers)
+                if len(best) == 0 or float(loss.detach()) < lowest:
+                    best, lowest = values.detach(), float(loss.detach())
+                optimizer.zero_grad()
+                loss.backward()
+                for own, copied in zip(generator.parameters(), inner.parameters(), strict=True):
+                    assert copied.grad is not None
+                    own.grad = copied.grad.clone() if own.grad is None else own.grad + copied.grad
+                optimizer.step()
+            outer.step()
+            seen.add(layers)
+            made.append((best * 255).to(torch.uint8))
+    return torch.cat(made)
