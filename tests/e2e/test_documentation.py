@@ -384,8 +384,8 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     kept = [re.sub(r"(n_trials)=\d+$", r"\1=2", a) for a in kept]
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
-    if "profile" in given:
-        del changes["rounds"]  # the second is traced
+    if "profile" in given or any(key.startswith("schedule.") for key in given):
+        del changes["rounds"]  # the second is traced; later ones have other data
     if (sweep := given.get("sweep")) is not None:
         changes |= {key: value for key, value in PART.get(sweep, {}).items() if key not in given}
     if "surrogate.dataset" in given or "cfed/" in given.get("experiment", changes.get("experiment", "")):

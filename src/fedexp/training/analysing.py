@@ -57,7 +57,7 @@ def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> 
     correct, own = (probed[name].cpu().numpy() for name in ("test", "train"))
     sizes = np.array([[len(info.parts[client])] for client in answers.cohort.clients])
     return Epochs(
-        counts=[len(probe.marks) for probe in answers.cohort.probes],
+        numbers=[probe.epochs for probe in answers.cohort.probes],
         accuracy=class_accuracy(correct, totals),
         test_accuracy=correct.sum(-1) / totals.sum(),
         train_accuracy=class_accuracy(np.where(own < 0, np.nan, own), sizes),

@@ -13,6 +13,7 @@ import numpy as np
 from fedexp.core import tree
 from fedexp.core.errors import BudgetSpent
 from fedexp.core.tree import Tree
+from fedexp.data.changes import in_words
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
 from fedexp.training.analysing import analyse
@@ -51,7 +52,7 @@ def run_rounds(
             number, start = state.round + 1, time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
             if number in dict(simulation.changes):
-                log.info("round %d: %s", number, simulation.stage_of(number).partition.sentence())
+                log.info("round %d: %s", number, in_words(simulation.stage_of(number).partition))
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
                 result = play_round(simulation, state)
             recorder.record_round(state, result)
