@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.func import vmap
 
+from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedsam import FedSAM
 from fedexp.analysis import draw_measured
@@ -19,6 +20,7 @@ from fedexp.cli.arguments import together
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.data.tasks import ClassIncremental
 from fedexp.figures import _figures
 from fedexp.figures.draw_analyses import class_reduction, degrees
 from fedexp.figures.load import load_run, reduced_of
@@ -204,6 +206,19 @@ def test_bad_values(overrides, message):
     with pytest.raises(ConfigError) as error:
         build(composed(*together(overrides)))
     assert message in str(error.value)
+
+
+def test_rounds_after_the_last_one_are_refused():
+    with pytest.raises(ConfigError, match=r"analysis.rounds: round 4 is after the last one \(rounds=3\)"):
+        make_simulation(analysis=WeightDivergence(rounds=[1, 4], every=1))
+
+
+def test_heads_of_tasks_have_no_gradient_of_one_classifier():
+    tasks = ClassIncremental(
+        rounds_per_task=1, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test"
+    )
+    with pytest.raises(ConfigError, match="analysis=gradient_diversity: not with FedMultiHead"):
+        make_simulation(FedMultiHead(), scenario=tasks, sizes=(2, 3), analysis=GradientDiversity(**IN_ALL))
 
 
 # --- local epochs

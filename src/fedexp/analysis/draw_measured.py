@@ -99,7 +99,7 @@ def weight_divergence(setting: "Setting") -> Figure:
     """Draw the distance of local models from the global one against that of its class accuracies from the client's
     labels, darker in later rounds, and below both against the round (FedNTD Fig. 8)."""
     figure = Figure(figsize=(width(), 6.2), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(1.1, 1))
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
     found = [
         (m, table[table["layer"] == TOTAL])
         for m in setting.methods

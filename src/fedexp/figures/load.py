@@ -113,8 +113,8 @@ def load_run(
 def reduced_of(config: Mapping[str, Any], history: History | None) -> tuple[tuple[int, int], ...]:
     """Return (client, class) of those whose examples are reduced in a run; where that is all clients, the one that held
     most of the class at first."""
-    schedule = config.get("schedule")
-    changes = schedule.get("classes") if isinstance(schedule, dict) else None
+    schedule = config.get("schedule") or {}
+    changes = schedule.get("classes")
     if not changes or history is None or not history.starts:
         return ()
     labels = sorted({int(label) for change in changes for label in change["shares"]})
