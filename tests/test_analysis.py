@@ -5,19 +5,25 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.func import vmap
 
+from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedsam import FedSAM
+from fedexp.analysis import draw_measured
+from fedexp.analysis.draw_measured import before_and_after
 from fedexp.cli import main
 from fedexp.cli.arguments import together
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.data.tasks import ClassIncremental
 from fedexp.figures import _figures
-from fedexp.figures.load import load_run
+from fedexp.figures.draw_analyses import class_reduction, degrees
+from fedexp.figures.load import load_run, reduced_of
 from fedexp.figures.style import styled
 from fedexp.metrics import weight_divergence as divergence
 from fedexp.metrics.analysis import (
@@ -30,6 +36,7 @@ from fedexp.metrics.analysis import (
 )
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.gradient_diversity import gradient_diversity
+from fedexp.metrics.history import History
 from fedexp.rundir import files
 from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
@@ -201,9 +208,22 @@ def test_bad_values(overrides, message):
     assert message in str(error.value)
 
 
+def test_rounds_after_the_last_one_are_refused():
+    with pytest.raises(ConfigError, match=r"analysis.rounds: round 4 is after the last one \(rounds=3\)"):
+        make_simulation(analysis=WeightDivergence(rounds=[1, 4], every=1))
+
+
+def test_heads_of_tasks_have_no_gradient_of_one_classifier():
+    tasks = ClassIncremental(
+        rounds_per_task=1, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test"
+    )
+    with pytest.raises(ConfigError, match="analysis=gradient_diversity: not with FedMultiHead"):
+        make_simulation(FedMultiHead(), scenario=tasks, sizes=(2, 3), analysis=GradientDiversity(**IN_ALL))
+
+
 # --- local epochs
 
-EPOCHS = LocalEpochs(clients=None, **IN_ALL)
+EPOCHS = LocalEpochs(between=True, clients=None, **IN_ALL)
 
 
 def probed(simulation, engine="sequential"):
@@ -228,6 +248,8 @@ def test_local_models_are_tested_after_each_epoch():
         assert tested[client, 2] == int(result.local_class_correct["plain"][i].sum()) / totals
     assert len({tested[client, 0] for client in result.cohort.clients}) == 1
     assert {row["epoch"] for row in rows} == {0, 1, 2}
+    ends = probed(make_simulation(analysis=replace(EPOCHS, between=False), **settings))
+    assert ends.analyses["local_epochs.csv"] == [row for row in rows if row["epoch"] != 1]
 
 
 def test_accuracies_of_an_epoch_by_hand():
@@ -235,7 +257,7 @@ def test_accuracies_of_an_epoch_by_hand():
     client was not tested."""
     accuracy = np.array([[[0.5, 0.5], [0.9, 0.3]], [[np.nan] * 2] * 2])
     half = np.full((2, 2), 0.5)
-    epochs = Epochs(counts=[2, 0], accuracy=accuracy, test_accuracy=half, train_accuracy=half)
+    epochs = Epochs(numbers=[(0, 1), ()], accuracy=accuracy, test_accuracy=half, train_accuracy=half)
     found = SimpleNamespace(round=7, clients=[4, 9], counts=np.array([[3, 1], [1, 1]]), epochs=epochs)
     before, after = EPOCHS.rows(found)
     assert (before["round"], before["client"], before["epoch"], after["epoch"]) == (7, 4, 0, 1)
@@ -352,3 +374,82 @@ def test_pictures_of_layers(tmp_path):
     above, below = draw_of(tmp_path, "gradient_diversity.csv")[:2]
     assert above.lines[0].get_ydata().tolist() == [2, 3]
     assert below.get_ylabel() == "layer (from the input)"
+
+
+# --- pictures of a sweep
+
+
+def made_history():
+    """One round of two clients with 3:1 and 1:1 examples of two classes; the global model goes from (0.5, 0.5) to
+    (0.6, 0.2)."""
+    history = History(np.array([[3, 1], [2, 2]]))
+    history.add(0, np.array([0.5, 0.5]))
+    history.add(1, np.array([0.6, 0.2]))
+    history.add_local(1, np.array([0, 1]), np.array([[1.0, 0.0], [0.4, 0.8]]))
+    return history
+
+
+def test_accuracies_before_and_after_by_hand():
+    """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and 0.35 out. In-local of
+    the clients 0.75 and 0.6, out-local 0.25 and 0.6."""
+    found = before_and_after(made_history())
+    expected = {"in before": 0.5, "out before": 0.5, "in after": 0.45, "out after": 0.35}
+    expected |= {"in local": 0.675, "out local": 0.425, "in spread": 0.075, "out spread": 0.175}
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], [value], rtol=1e-12)
+
+
+def test_pictures_of_a_setting():
+    """Two methods of one run each; the second has measured nothing, and has a curve of the global model alone."""
+    columns = ("round", "client", "epoch", "test_accuracy", "in_local_accuracy", "out_local_accuracy", "train_accuracy")
+    epochs = pd.DataFrame(
+        [(r, 0, e, 0.5, 0.1 * r + 0.1 * e, 0.3, 0.4) for r in (1, 2) for e in (0, 5)], columns=columns
+    )
+    columns = ("round", "client", "layer", "l1", "distribution_distance")
+    distances = pd.DataFrame([(r, k, "total", r + k, 0.5 * k) for r in (1, 2) for k in (0, 1)], columns=columns)
+    measured = SimpleNamespace(
+        analyses={"local_epochs.csv": epochs, "weight_divergence.csv": distances},
+        history=made_history(),
+        has=lambda column: True,
+    )
+    other = SimpleNamespace(analyses={}, history=None, has=lambda column: False)
+    curve = np.array([0, 1]), np.array([[0.1, 0.6]])
+    methods = [
+        SimpleNamespace(label=label, files=[file], curve=lambda column: curve)
+        for label, file in (("one", measured), ("two", other))
+    ]
+    setting = SimpleNamespace(title="a setting", methods=methods)
+    drawn = {name: draw(setting) for name, draw in draw_measured.pictures(setting)}
+    assert list(drawn) == ["local_epochs", "local_training", "weight_divergence", "in_out_local"]
+    inside = drawn["local_epochs"].axes[0].containers[0].lines[0]
+    np.testing.assert_allclose(inside.get_xydata(), [[0, 0.2], [5, 0.7]])  # of round 2, the last one
+    own = drawn["local_training"].axes[1].lines
+    np.testing.assert_allclose(own[0].get_xydata(), [[1, 0.6], [2, 0.7]])  # after training
+    assert [len(axes.lines) for axes in drawn["local_training"].axes] == [1, 1, 2]
+    cloud, weights, misfit = drawn["weight_divergence"].axes
+    assert sorted(cloud.collections[0].get_offsets().tolist()) == [[0, 1], [0, 2], [0.5, 2], [0.5, 3]]
+    assert weights.lines[0].get_xydata().tolist() == [[1, 1.5], [2, 2.5]]
+    assert misfit.lines[0].get_ydata().tolist() == [0.25, 0.25]
+    with styled():
+        for figure in drawn.values():
+            figure.canvas.draw()
+
+
+def test_the_picture_of_a_class_that_is_reduced():
+    """A client that takes part in rounds 1 and 3 of 3: degrees (0.5 - 0.25) / 0.5 and, clipped, a gain."""
+    history = History(np.array([[[4]], [[1]]]), starts=(1, 3))
+    for number, accuracy in enumerate((0.5, 0.1, 0.0, 0.2)):
+        history.add(number, np.array([accuracy]))
+    for number, accuracy in ((1, 0.25), (3, 0.9)):
+        history.add_local(number, np.array([0]), np.array([[accuracy]]))
+    rounds, values = degrees(history, 0, 0)
+    assert rounds.tolist() == [1, 3]
+    np.testing.assert_allclose(values, [0.25 / 0.500001, -1.0])
+    config = {"schedule": {"classes": [{"round": 3, "shares": {"0": 0.25}}], "clients": None}}
+    assert reduced_of(config, history) == ((0, 0),)
+    assert reduced_of({}, history) == ()
+    run = SimpleNamespace(reduced=((0, 0),), classes=("cat",), title="a run")
+    above, below = class_reduction(run, history).axes
+    assert below.lines[0].get_ydata().tolist() == [4, 4, 1]
+    assert [line.get_xdata()[0] for line in above.lines[1:]] == [2.5]

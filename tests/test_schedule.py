@@ -174,7 +174,10 @@ def test_a_resumed_run_changes_too(tmp_path, monkeypatch):
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert [(each["round"], each["scheme"]) for each in summary["schedule"]] == [(2, "LDA"), (3, "LDA")]
     assert summary["schedule"][1]["shares"] == {"0": 0.5}
-    assert "schedule: from round 2 on 4 clients" in (tmp_path / "whole" / "run.log").read_text()
+    log = (tmp_path / "whole" / "run.log").read_text()
+    assert "schedule: from round 2 on 4 clients" in log
+    assert "round 3: 4 clients" in log
+    assert "kept: 0.5 of class 0" in log
     history = load_history(tmp_path / "whole")
     assert history.starts == (1, 2, 3)
     np.testing.assert_array_equal(history.counts[2, :, 0], np.floor(history.counts[1, :, 0] / 2 + 0.5))

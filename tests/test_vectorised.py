@@ -26,7 +26,9 @@ from fedexp.engine.vectorised.clients import Clients, Job
 from fedexp.engine.vectorised.convolution import StackedNetwork, convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
+from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
+from fedexp.training.probing import probes_of
 from test_algorithms import EveryHook, SignDescent, train
 from toy_federation import LOCAL, advance, assemble, make_simulation, play, play_round
 
@@ -456,6 +458,22 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
         assert 0 < capture.recorded <= 8  # at most once for each number of clients, in each of two frames
         assert capture.replayed > 2 * capture.recorded
     assert not engine._graphs.failed
+
+
+def test_local_models_are_tested_in_recorded_steps_too():
+    """At the marks of their probes, in frames that hold more clients than still run."""
+    analysis = LocalEpochs(rounds=None, every=1, between=True, clients=None)
+    simulation = make_simulation(analysis=analysis)
+    state, engine = simulation.initial_state(), recording(Closures())
+    for number in range(1, 4):  # carried out, recorded, replayed
+        cohort = assemble(simulation, state, number)
+        cohort = replace(cohort, probes=probes_of(simulation, cohort))
+        plain, recorded = (
+            one.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False).probed
+            for one in (Vectorised(), engine)
+        )
+        assert all(torch.equal(plain[name], recorded[name]) for name in ("test", "train"))
+        assert (plain["train"] >= 0).all()
 
 
 def test_clients_that_are_done_are_left_alone_by_larger_graphs():

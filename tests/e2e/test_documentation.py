@@ -409,8 +409,8 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
-    if "profile" in given:
-        del changes["rounds"]  # the second is traced
+    if "profile" in given or any(key.startswith("schedule.") for key in given):
+        del changes["rounds"]  # the second is traced; later ones have other data
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)
     if (sweep := given.get("sweep")) is not None:

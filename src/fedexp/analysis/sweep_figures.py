@@ -3,7 +3,8 @@
 `<sweep>/figures/`, for each setting: `<setting>_curves.png` (mean and standard deviation over seeds),
 `<setting>_class_accuracy.png` and `_class_accuracy_normalised.png` (one seed of every method),
 `<setting>_round_forgetting.png` (cumulative distributions, Flashback Fig. 4) and, where a parameter takes several
-values, `<setting>_<parameter>.png` (FedNTD Fig. 15 and 16).
+values, `<setting>_<parameter>.png` (FedNTD Fig. 15 and 16). What the group `analysis` and the metric in_out_local have
+measured is in `<setting>_local_epochs.png`, `_local_training.png`, `_weight_divergence.png` and `_in_out_local.png`.
 """
 
 import re
@@ -131,7 +132,7 @@ def look_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
 
 def pictures(runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Figure]]":
     """Yield (name, figure), one at a time."""
-    from fedexp.analysis import draw_sweep
+    from fedexp.analysis import draw_measured, draw_sweep
 
     for setting in settings(runs):
         yield f"{setting.name}_curves", draw_sweep.curves(setting)
@@ -140,6 +141,8 @@ def pictures(runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Figure]]":
             yield f"{setting.name}_class_accuracy_normalised", draw_sweep.class_accuracy(setting, normalised=True)
         if any(method.global_drops().size for method in setting.methods):
             yield f"{setting.name}_round_forgetting", draw_sweep.round_forgetting(setting)
+        for name, draw in draw_measured.pictures(setting):
+            yield f"{setting.name}_{name}", draw(setting)
     for sweep in parameter_sweeps(runs):
         yield f"{sweep.setting}_{sweep.key}", draw_sweep.parameter(sweep)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.analysis.varying import varying_options
-from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.errors import ConfigError, nearest, require_choice
 from fedexp.rundir import files
 from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory, find_runs
@@ -80,6 +80,11 @@ class Run:
             table.insert(2, "name", [names[c] if c < len(names) else "" for c in table["class"].astype(int)])
         return table
 
+    def analysis(self, name: str) -> pd.DataFrame:
+        """Return the table of an analysis, such as `weight_divergence` or `local_epochs`."""
+        require_choice("analysis", name, [Path(file).stem for file in files.ANALYSES])
+        return self._need(f"{name}.csv", self._reader.analysis(f"{name}.csv")).copy()
+
     @property
     def partition(self) -> Partition:
         """Return which training examples each client holds: `parts`, `counts` [clients, classes], `sizes`; of a stream
@@ -88,10 +93,12 @@ class Run:
 
     @property
     def partitions(self) -> list[Partition]:
-        """Return the partition of each task, in their order; one where there are no tasks."""
-        from fedexp.data.partition import Partition, later_partitions
+        """Return the partition of each task, in their order, or the first one and those after each change within the
+        run (`info["from_round"]`); one where there are neither."""
+        from fedexp.data.partition import Partition, changed_partitions, later_partitions
 
-        return [Partition.load(path) for path in (self.directory / files.PARTITION, *later_partitions(self.directory))]
+        later = [*later_partitions(self.directory), *changed_partitions(self.directory).values()]
+        return [Partition.load(path) for path in (self.directory / files.PARTITION, *later)]
 
     @property
     def kept_rounds(self) -> list[int]:

@@ -102,6 +102,12 @@ def reduced(
     return replace(rest, public=partition.public, validation=partition.validation)
 
 
+def in_words(partition: Partition) -> str:
+    """Return what the clients hold after a change, and which shares of classes are kept."""
+    shares = [f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()]
+    return partition.sentence() + (f"; kept: {', '.join(shares)}" if shares else "")
+
+
 def left_out(part: np.ndarray, labels: np.ndarray, label: int, share: float, seed: int, client: int) -> np.ndarray:
     """Return the examples of a class that a client does not keep."""
     own = part[labels[part] == label]

@@ -29,6 +29,7 @@ class Probe:
     """The local steps after which a client's model is tested, and the training examples that it is tested on too."""
 
     marks: tuple[int, ...]  # ascending, 0: before the first; empty: it is not tested
+    epochs: tuple[int, ...]  # of its local training that end there
     numbers: torch.Tensor  # int64 [n]
     room: int  # the largest number of marks in the cohort
 

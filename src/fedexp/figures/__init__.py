@@ -102,6 +102,8 @@ def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     for view, history in histories.items():
         if history.local_rounds:
             yield f"local_round{suffix(view)}", partial(draw.local_round, run, history, view)
+    if run.reduced and run.history and run.history.local_rounds:
+        yield "class_reduction", partial(draw_analyses.class_reduction, run, run.history)
     for name, table in run.analyses.items():
         yield Path(name).stem, partial(draw_analyses.PICTURES[name], run, table)
 

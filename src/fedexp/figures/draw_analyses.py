@@ -11,6 +11,7 @@ from fedexp.figures.load import RunData
 from fedexp.figures.style import (
     BLUE,
     GREEN,
+    GREY,
     NAMED_CLASSES,
     ORANGE,
     colour_bar,
@@ -23,6 +24,8 @@ from fedexp.figures.style import (
     stroke,
     width,
 )
+from fedexp.metrics.forgetting import forgetting_degree
+from fedexp.metrics.history import History
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,6 +98,49 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     entitle(figure, f"Local models during local training\n{run.title}")
     return figure
+
+
+def class_reduction(run: RunData, history: History) -> Figure:
+    """Forgetting degree of the classes whose examples are reduced within the run (FedKA Eq. 1, Fig. 3), clipped at -1,
+    above the number of their examples that the client holds. At most six pairs of client and class are drawn."""
+    figure = Figure(figsize=(width(), 5.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    every = np.arange(1, max(history.local_rounds) + 1)
+    for number, (client, label) in enumerate(run.reduced[:6]):
+        colour = f"C{number}"
+        name = run.classes[label] if label < len(run.classes) else label
+        above.plot(
+            *degrees(history, client, label),
+            color=colour,
+            linewidth=stroke(0.8),
+            label=f"class {name}, client {client}",
+        )
+        held = [history.counts_in(int(n))[client, label] for n in every]
+        below.step(every, held, where="mid", color=colour, linewidth=stroke(0.8))
+    for axes in (above, below):
+        for start in history.starts[1:]:
+            axes.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=":")
+        axes.grid(True)
+    above.set_ylabel("forgetting degree\n(clipped at -1)")
+    above.legend(loc="lower left", bbox_to_anchor=(0, 1.01), ncols=3, borderaxespad=0)
+    below.set_ylabel("training examples")
+    below.set_ylim(bottom=0)
+    below.set_xlabel("round")
+    below.xaxis.set_major_locator(integers(12))
+    entitle(figure, f"Forgetting degree of a class whose examples are reduced\n{run.title}")
+    return figure
+
+
+def degrees(history: History, client: int, label: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rounds in which a client took part, and the forgetting degree of a class in each, clipped at -1."""
+    rounds, values = [], []
+    for index, number in enumerate(history.local_rounds):
+        place = np.flatnonzero(history.sampled[index] == client)
+        if len(place):
+            before, after = history.distributed(number), history.local_class_accuracy[index][place[0]]
+            rounds.append(number)
+            values.append(max(float(forgetting_degree(before, after)[label]), -1.0))
+    return np.array(rounds), np.array(values)
 
 
 PICTURES = {

@@ -52,6 +52,7 @@ class RunData:
     others: dict[str, History] = field(default_factory=dict)  # class accuracies in each further view of the test set
     other_tasks: dict[str, TaskFile] = field(default_factory=dict)
     analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)  # file -> table of the group `analysis`
+    reduced: tuple[tuple[int, int], ...] = ()  # (client, class) of those whose examples `schedule.classes` reduces
 
     def has(self, column: str) -> bool:
         return self.points(column)[0].size > 0
@@ -105,7 +106,20 @@ def load_run(
         others={view: each for view, each in (further or {}).items() if each.rounds},
         other_tasks=other_tasks,
         analyses=tables,
+        reduced=reduced_of(config, history),
     )
+
+
+def reduced_of(config: Mapping[str, Any], history: History | None) -> tuple[tuple[int, int], ...]:
+    """Return (client, class) of those whose examples are reduced in a run; where that is all clients, the one that held
+    most of the class at first."""
+    schedule = config.get("schedule") or {}
+    changes = schedule.get("classes")
+    if not changes or history is None or not history.starts:
+        return ()
+    labels = sorted({int(label) for change in changes for label in change["shares"]})
+    clients = schedule.get("clients")
+    return tuple((k, c) for c in labels for k in clients or [int(history.counts[0][:, c].argmax())])
 
 
 def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:

@@ -20,12 +20,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Epochs:
-    """Accuracies of local models before their training (epoch 0) and after each of its epochs, at most E of them."""
+    """Accuracies of local models at P points of their training: before it, which is epoch 0, and after epochs."""
 
-    counts: Sequence[int]  # [S]: epochs that each client was tested after, epoch 0 included; 0: it was not
-    accuracy: np.ndarray  # float64 [S, E + 1, C]: of the classes, on the test set; nan for a class that it lacks
-    test_accuracy: np.ndarray  # float64 [S, E + 1]: on the test set
-    train_accuracy: np.ndarray  # float64 [S, E + 1]: on the client's own training examples, not augmented
+    numbers: Sequence[Sequence[int]]  # [S]: the epochs that each client was tested after; none: it was not
+    accuracy: np.ndarray  # float64 [S, P, C]: of the classes, on the test set; nan for a class that it lacks
+    test_accuracy: np.ndarray  # float64 [S, P]: on the test set
+    train_accuracy: np.ndarray  # float64 [S, P]: on the client's own training examples, not augmented
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ class LocalEpochs(InRounds):
     """
 
     file: ClassVar[str] = "local_epochs.csv"
+    between: bool  # after every epoch; False: before the first and after the last alone
     clients: int | None  # the first so many of a round; None: all of them
 
     def __post_init__(self) -> None:
@@ -174,13 +175,13 @@ class LocalEpochs(InRounds):
                 "round": found.round,
                 "client": client,
                 "epoch": epoch,
-                "test_accuracy": float(epochs.test_accuracy[i, epoch]),
-                "in_local_accuracy": float(inside[i, epoch]),
-                "out_local_accuracy": float(outside[i, epoch]),
-                "train_accuracy": float(epochs.train_accuracy[i, epoch]),
+                "test_accuracy": float(epochs.test_accuracy[i, place]),
+                "in_local_accuracy": float(inside[i, place]),
+                "out_local_accuracy": float(outside[i, place]),
+                "train_accuracy": float(epochs.train_accuracy[i, place]),
             }
             for i, client in enumerate(found.clients)
-            for epoch in range(epochs.counts[i])
+            for place, epoch in enumerate(epochs.numbers[i])
         ]
 
 

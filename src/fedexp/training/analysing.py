@@ -57,7 +57,7 @@ def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> 
     correct, own = (probed[name].cpu().numpy() for name in ("test", "train"))
     sizes = np.array([[len(info.parts[client])] for client in answers.cohort.clients])
     return Epochs(
-        counts=[len(probe.marks) for probe in answers.cohort.probes],
+        numbers=[probe.epochs for probe in answers.cohort.probes],
         accuracy=class_accuracy(correct, totals),
         test_accuracy=correct.sum(-1) / totals.sum(),
         train_accuracy=class_accuracy(np.where(own < 0, np.nan, own), sizes),
@@ -87,7 +87,11 @@ def local_gradient(bench: ClientRuntime, params: Params, numbers: torch.Tensor) 
 
 
 def check_analyses(simulation: Simulation) -> None:
-    """Raise ConfigError for an analysis that is not defined for this algorithm."""
+    """Raise ConfigError for an analysis that is not defined for this algorithm, or asked for after the last round."""
+    for part in simulation.analysis.parts:
+        late = [number for number in getattr(part, "rounds", None) or () if number > simulation.rounds]
+        if late:
+            raise ConfigError(f"analysis.rounds: round {late[0]} is after the last one (rounds={simulation.rounds})")
     if simulation.bench.heads is not None and any(isinstance(p, GradientDiversity) for p in simulation.analysis.parts):
         raise ConfigError(
             f"analysis=gradient_diversity: not with {type(simulation.algorithm).__name__}, whose model has a head for "

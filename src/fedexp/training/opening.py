@@ -14,6 +14,7 @@ from fedexp.config.overrides import key_of
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree
 from fedexp.core.errors import ConfigError
+from fedexp.data.changes import in_words
 from fedexp.data.partition import changed_partition, task_partition
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
@@ -132,7 +133,7 @@ def write_inputs(job: Job, container: Mapping[str, Any], simulation: Simulation)
         partition.save(job.directory / name, simulation.bench.data.classes)
         task = f" of task {stage.federation.task + 1}" if len(simulation.stages) > 1 else ""
         if "from_round" in partition.info:
-            log.info("schedule: from round %d on %s", partition.info["from_round"], partition.sentence())
+            log.info("schedule: from round %d on %s", partition.info["from_round"], in_words(partition))
         else:
             log.info("partition=%s%s: %s", job.choices["partition"], task, partition.sentence())
 

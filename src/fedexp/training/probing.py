@@ -18,15 +18,21 @@ def probes_of(simulation: Simulation, cohort: Cohort) -> Sequence[Probe]:
         return ()
     chosen = len(cohort.clients) if due[0].clients is None else due[0].clients
     parts = simulation.stage_of(number).federation.parts
-    pairs = zip(cohort.roles, cohort.schedules, strict=True)
-    marks = [marks_of(schedule.steps, role.epochs(simulation.bench.local)) for role, schedule in pairs]
-    room = max(map(len, marks))
-    return [
-        Probe(own if i < chosen else (), torch.from_numpy(parts[client]), room)
-        for i, (client, own) in enumerate(zip(cohort.clients, marks, strict=True))
+    epochs = [role.epochs(simulation.bench.local) for role in cohort.roles]
+    points = [
+        points_of(schedule.steps, e, due[0].between) for schedule, e in zip(cohort.schedules, epochs, strict=True)
     ]
+    room = max(map(len, points))
+    probes = []
+    for i, (client, own) in enumerate(zip(cohort.clients, points, strict=True)):
+        marks, numbers = zip(*own, strict=True) if i < chosen else ((), ())
+        probes.append(Probe(marks, numbers, torch.from_numpy(parts[client]), room))
+    return probes
 
 
-def marks_of(steps: int, epochs: int) -> tuple[int, ...]:
-    """Return the steps after each epoch and 0, which stands before the first: all epochs have as many steps."""
-    return tuple(range(0, steps + 1, steps // epochs)) if steps else (0,)
+def points_of(steps: int, epochs: int, between: bool) -> list[tuple[int, int]]:
+    """Return (local steps, epoch) before training and after each epoch, or the first and the last of them: all epochs
+    have as many steps."""
+    if not steps:
+        return [(0, 0)]
+    return [(steps // epochs * epoch, epoch) for epoch in range(0, epochs + 1, 1 if between else epochs)]

@@ -15,6 +15,7 @@ from fedexp.core import tree
 from fedexp.core.errors import BudgetSpent
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Tree
+from fedexp.data.changes import in_words
 from fedexp.data.types import ImageData
 from fedexp.engine.base import Evaluation, has_own
 from fedexp.engine.network import LiveNetwork, subnormals_as_zero
@@ -54,7 +55,7 @@ def run_rounds(
             number, start = state.round + 1, time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
             if number in dict(simulation.changes):
-                log.info("round %d: %s", number, simulation.stage_of(number).partition.sentence())
+                log.info("round %d: %s", number, in_words(simulation.stage_of(number).partition))
             with profiled(recorder.directory, number) if number == profiled_round else nullcontext():
                 result = play_round(simulation, state)
             recorder.record_round(state, result)

@@ -1,0 +1,187 @@
+"""Pictures of what the runs of a setting have measured of local models, in the layout of FedNTD's figures."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+from fedexp.analysis.draw_sweep import entitle, legend, look
+from fedexp.figures.draw_analyses import EPOCH_PANELS, TOTAL, spread
+from fedexp.figures.style import BLUE, GREEN, ORANGE, integers, stroke, width
+from fedexp.metrics.forgetting import in_out_joint, in_out_local
+from fedexp.metrics.history import History
+from fedexp.rundir.files import LOCAL_EPOCHS, WEIGHT_DIVERGENCE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedexp.analysis.sweep_figures import Method, Setting
+
+MOST = 4  # methods with a panel of their own
+DISTANCE = r"weight divergence, $\ell_1$ norm"
+MISFIT = "distance of distributions"
+
+
+def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
+    """Yield (name, how to draw it) of the pictures that the runs have data for."""
+    files = [file for method in setting.methods for file in method.files]
+    if any(LOCAL_EPOCHS in file.analyses for file in files):
+        yield "local_epochs", local_epochs
+        yield "local_training", local_training
+    if any(WEIGHT_DIVERGENCE in file.analyses for file in files):
+        yield "weight_divergence", weight_divergence
+    if any(file.has("in_local_accuracy") and file.history and file.history.local_rounds for file in files):
+        yield "in_out_local", in_out
+
+
+def table_of(method: "Method", name: str) -> "pd.DataFrame | None":
+    """Return the table of an analysis of all runs of a method; None where none has it."""
+    import pandas as pd
+
+    found = [file.analyses[name] for file in method.files if name in file.analyses]
+    return pd.concat(found) if found else None
+
+
+def local_epochs(setting: "Setting") -> Figure:
+    """Draw accuracies against the local epoch in the last measured round, mean and standard deviation over clients and
+    seeds, 0 before training (FedNTD Fig. 6)."""
+    figure = Figure(figsize=(width(), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(EPOCH_PANELS))
+    last = 0
+    for number, method in enumerate(setting.methods):
+        if (table := table_of(method, LOCAL_EPOCHS)) is not None:
+            last = int(table["round"].max())
+            for axes, column in zip(panels, EPOCH_PANELS, strict=True):
+                spread(axes, table[table["round"] == last], "epoch", column, look(number) | {"label": method.label})
+    for axes, label in zip(panels, EPOCH_PANELS.values(), strict=True):
+        axes.set_title(label)
+        axes.set_xlabel("local epoch")
+        axes.set_ylim(0, 1.03)
+        axes.xaxis.set_major_locator(integers(8))
+        axes.grid(True)
+    panels[0].set_ylabel("accuracy")
+    legend(figure, panels[0])
+    entitle(figure, f"Local models during the local training of round {last}", setting.title)
+    return figure
+
+
+def local_training(setting: "Setting") -> Figure:
+    """Draw the accuracy of local models after local training on their own training examples and on their own
+    distribution, and of the global model, against the round (FedNTD Fig. 11 and 12)."""
+    figure = Figure(figsize=(width(), 3.4), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    titles = {"train_accuracy": "local training examples", "in_local_accuracy": "own distribution (in-local)"}
+    for number, method in enumerate(setting.methods):
+        style = look(number) | {"linewidth": stroke(0.8)}
+        if (table := table_of(method, LOCAL_EPOCHS)) is not None:
+            after = table[table["epoch"] == table.groupby(["round", "client"])["epoch"].transform("max")]
+            for axes, column in zip(panels, titles, strict=False):
+                mean = after.groupby("round")[column].mean()
+                axes.plot(mean.index, mean, **style, label=method.label)
+        rounds, values = method.curve("test_accuracy")
+        panels[2].plot(rounds, values.mean(0), **style, label=method.label)
+    for axes, title in zip(panels, [*titles.values(), "global model, test set"], strict=True):
+        axes.set_title(title)
+        axes.set_xlabel("round")
+        axes.set_ylim(0, 1.03)
+        axes.xaxis.set_major_locator(integers(6))
+        axes.grid(True)
+    panels[0].set_ylabel("accuracy")
+    legend(figure, panels[2])
+    entitle(figure, "Local models after local training, and the global model", setting.title)
+    return figure
+
+
+def weight_divergence(setting: "Setting") -> Figure:
+    """Draw the distance of local models from the global one against that of its class accuracies from the client's
+    labels, darker in later rounds, and below both against the round (FedNTD Fig. 8)."""
+    figure = Figure(figsize=(width(), 6.2), layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
+    found = [
+        (m, table[table["layer"] == TOTAL])
+        for m in setting.methods
+        if (table := table_of(m, WEIGHT_DIVERGENCE)) is not None
+    ]
+    clouds = above.subplots(1, min(len(found), MOST), squeeze=False, sharex=True, sharey=True)[0]
+    curves = below.subplots(1, 2)
+    for number, (method, total) in enumerate(found):
+        if number < MOST:
+            cloud(clouds[number], total, look(number)["color"], method.label)
+        for axes, column in zip(curves, ("l1", "distribution_distance"), strict=True):
+            mean = total.groupby("round")[column].mean().dropna()
+            axes.plot(mean.index, mean, **look(number), linewidth=stroke(0.8), label=method.label)
+    clouds[0].set_ylabel(DISTANCE)
+    for axes, label in zip(curves, (DISTANCE, MISFIT), strict=True):
+        axes.set_ylabel(label)
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(integers(8))
+        axes.set_ylim(bottom=0)
+        axes.grid(True)
+    curves[0].legend()
+    entitle(figure, "Weight divergence and distance of distributions", setting.title)
+    return figure
+
+
+def cloud(axes: Axes, total: "pd.DataFrame", colour: str, label: str) -> None:
+    """Draw a point for each client and round; the title has the correlation (Pearson) of the two distances."""
+    known = total.dropna(subset=["l1", "distribution_distance"])
+    known = known[np.isfinite(known["l1"])]
+    x, y = known["distribution_distance"].to_numpy(), known["l1"].to_numpy()
+    late = known["round"].to_numpy() / max(known["round"].max(), 1) if len(known) else np.empty(0)
+    axes.scatter(x, y, s=9, linewidth=0, color=[to_rgba(colour, 0.1 + 0.8 * each) for each in late])
+    varied = len(x) > 1 and x.std() > 0 and y.std() > 0
+    axes.set_title(f"{label}: correlation {np.corrcoef(x, y)[0, 1]:.2f}" if varied else label)
+    axes.set_xlabel(MISFIT)
+    axes.grid(True)
+
+
+def in_out(setting: "Setting") -> Figure:
+    """Draw in- and out-local accuracy against the round: of the global model before and after it, on the joint
+    distribution of the round's clients, and of the local models, mean and standard deviation (FedNTD Fig. 4)."""
+    shown = [(m, m.files[0].history) for m in setting.methods if m.files[0].history and m.files[0].history.local_rounds]
+    shown = shown[:MOST]
+    figure = Figure(figsize=(width(), 1.0 + 2.6 * len(shown)), layout="constrained")
+    grid = figure.subplots(len(shown), 2, squeeze=False, sharex=True, sharey=True)
+    for row, (method, history) in zip(grid, shown, strict=True):
+        assert history is not None
+        values = before_and_after(history)
+        for axes, side in zip(row, ("in", "out"), strict=True):
+            draw_side(axes, np.array(history.local_rounds), values, side)
+            axes.set_title(f"{method.label}: {side}-local distribution")
+        row[0].set_ylabel("accuracy")
+    for axes in grid[-1]:
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(integers(8))
+    legend(figure, grid[0, 0])
+    entitle(figure, "Accuracy before and after local training", setting.title)
+    return figure
+
+
+def before_and_after(history: History) -> dict[str, np.ndarray]:
+    """Return the series of FedNTD Fig. 4, one value for each round with local models, [T]: `<side> before` and `<side>
+    after` of the global model on the joint distribution of the clients, mean and standard deviation of local models."""
+    found: dict[str, list[float]] = {}
+    for index, number in enumerate(history.local_rounds):
+        counts, local = history.sampled_counts(index), history.local_class_accuracy[index]
+        after = history.class_accuracy[history.rounds.index(number)]
+        pairs = {"before": in_out_joint(history.distributed(number), counts), "after": in_out_joint(after, counts)}
+        own = in_out_local(local, counts)
+        pairs |= {"local": (own[0].mean(), own[1].mean()), "spread": (own[0].std(), own[1].std())}
+        for name, pair in pairs.items():
+            for side, value in zip(("in", "out"), pair, strict=True):
+                found.setdefault(f"{side} {name}", []).append(float(value))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def draw_side(axes: Axes, rounds: np.ndarray, values: dict[str, np.ndarray], side: str) -> None:
+    style: dict[str, Any] = {"linewidth": stroke(0.7)}
+    axes.plot(rounds, values[f"{side} before"], color=BLUE, label="global model before", **style)
+    axes.plot(rounds, values[f"{side} after"], color=GREEN, label="global model after", **style)
+    mean, spread_ = values[f"{side} local"], values[f"{side} spread"]
+    axes.plot(rounds, mean, color=ORANGE, label="local models", **style)
+    axes.fill_between(rounds, mean - spread_, mean + spread_, color=ORANGE, alpha=0.2, linewidth=0)
+    axes.set_ylim(0, 1.03)
+    axes.grid(True)
