@@ -14,12 +14,14 @@ from fedexp.analysis import compare, layout, paper_table, parts, readings
 from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import WHERE, load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
+from fedexp.analysis.paper_figures import paper_pictures
 from fedexp.analysis.search import sections
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
 from fedexp.analysis.sweep_figures import look_of_sweep, make_sweep_figures
 from fedexp.config.options import conf_directory
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.figures import save_all
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import MARKER as MARKER
@@ -61,7 +63,9 @@ def write_report(directory: Path, figures: bool, flags: argparse.Namespace | Non
         try:
             runs = load_runs(source)
             look = look_of_sweep(runs)
-            return paths + make_sweep_figures(directory, runs, look.changed(flags) if flags else look)
+            look = look.changed(flags) if flags else look
+            of_paper = save_all(directory / "figures", paper_pictures(sweep_of(directory), runs), look)
+            return paths + of_paper + make_sweep_figures(directory, runs, look)
         except Exception:
             log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
             return paths

@@ -5,7 +5,8 @@ or any other key of the configuration), with the overrides `with`. Beside each v
 cells that belong to it (columns of published/tables.csv), and `measures` says which of our numbers stands beside which
 printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
 `readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings), `claims` what the
-paper's text says of the table (fedexp.analysis.claims), and `choose: best` makes it a search (fedexp.analysis.search).
+paper's text says of the table (fedexp.analysis.claims), `pictures` which figures of the paper its runs give
+(fedexp.analysis.paper_figures), and `choose: best` makes it a search (fedexp.analysis.search).
 """
 
 import itertools
@@ -75,6 +76,7 @@ class Sweep:
     rule: Rule = field(default_factory=Rule)
     readings: Fields = field(default_factory=dict)  # sweep with another reading of cells of the same table -> its label
     claims: str = ""  # the table of tables.csv with what the paper's text says of this one
+    pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper: see fedexp.analysis.paper_figures
     choose: str = ""  # "best": it is a search, and its report names the best value of each key
 
     @property
@@ -100,7 +102,8 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         readings = {str(other): str(label or "") for other, label in spec.get("readings", {}).items()}
         claims = str(spec.get("claims", ""))
         table, choose = str(spec["table"]), str(spec.get("choose", ""))
-        return Sweep(name, title, str(spec["paper"]), table, blocks, rule, readings, claims, choose)
+        pictures = tuple(dict(node) for node in spec.get("pictures", ()))
+        return Sweep(name, title, str(spec["paper"]), table, blocks, rule, readings, claims, pictures, choose)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
 
