@@ -236,6 +236,13 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     assert list(circle["model"].unique()) == shown
     with np.load(paths[1]) as arrays:
         assert arrays["angles"].shape == (4, 40)
+    (neurons,), _, printed = tables(run, capsys, "neurons")
+    assert neurons.groupby("model").size().to_dict() == dict.fromkeys(
+        ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"], 16
+    )
+    first = neurons.query("model == 'global, round 1'")["class"].to_numpy()
+    same = [(group["class"].to_numpy() == first).mean() for name, group in neurons.groupby("model") if "client" in name]
+    assert f"{np.mean(same):.4f} of the neurons keep their class" in printed
     (embedding,), _, _ = tables(run, capsys, "tsne", "--examples", "12", "--perplexity", "5")
     assert list(embedding) == ["round", "model", "example", "class", "x", "y"]
     assert embedding.groupby("model").size().to_dict() == dict.fromkeys(
@@ -256,6 +263,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
         (["loss_plane", "--directions", "models", "--models", "global,1"], "three different ones of global, before"),
         (["loss_plane", "--directions", "models", "--models", "global,before,x"], "x must be global, before"),
         (["loss_plane", "--directions", "models", "--round", "1"], "needs two local models of round 1, and 0 are kept"),
+        (["neurons", "--round", "1"], "no local models of a round are kept with the global one before"),
         (["tsne", "--perplexity", "5000"], "less than the"),
         (["tsne", "--examples", "0"], "--examples=0: must be at least 1"),
         (["hypersphere", "--format", "gif"], "figures.format=gif"),

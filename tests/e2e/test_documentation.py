@@ -145,6 +145,7 @@ NOT_EXECUTED = {
         f"fedexp analyse {rest}": "tests/test_analyse.py runs each kind"
         for rest in (
             "run hypersphere",
+            "run neurons",
             "run hessian",
             "run loss_plane",
             "kept tsne --round 20",

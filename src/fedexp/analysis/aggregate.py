@@ -16,6 +16,7 @@ from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
 from fedexp.analysis.claims import with_claims
 from fedexp.analysis.compare import WHERE, load_jobs, load_runs, rounds_to
 from fedexp.analysis.elsewhere import found_for
+from fedexp.analysis.paper_figures import paper_pictures
 from fedexp.analysis.search import sections
 from fedexp.analysis.sweep import Sweep, cell_of, load_sweep
 from fedexp.analysis.sweep_figures import look_of_sweep, make_sweep_figures, slug
@@ -67,7 +68,10 @@ def write_report(directory: Path, figures: bool, flags: argparse.Namespace | Non
             runs = load_runs(source)
             look = look_of_sweep(runs)
             look = look.changed(flags) if flags else look
-            return paths + make_sweep_figures(directory, runs, look) + make_rank_figures(directory, runs, look)
+            of_paper = save_all(directory / "figures", paper_pictures(sweep_of(directory), runs), look)
+            return (
+                paths + of_paper + make_sweep_figures(directory, runs, look) + make_rank_figures(directory, runs, look)
+            )
         except Exception:
             log.exception("the figures could not be drawn; `fedexp report %s` tries again", directory)
             return paths

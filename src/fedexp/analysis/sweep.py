@@ -5,8 +5,9 @@ or any other key of the configuration), with the overrides `with`. Beside each v
 cells that belong to it (columns of published/tables.csv), and `measures` says which of our numbers stands beside which
 printed metric. `report` is the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules),
 `readings` names sweeps that read cells of the same table differently (fedexp.analysis.readings), `claims` what the
-paper's text says of the table (fedexp.analysis.claims), `choose: best` makes it a search (fedexp.analysis.search), and
-`ranks` a benchmark (fedexp.analysis.benchmark), whose fields are `method` and `setting`.
+paper's text says of the table (fedexp.analysis.claims), `pictures` which figures of the paper its runs give
+(fedexp.analysis.paper_figures), `choose: best` makes it a search (fedexp.analysis.search), and `ranks` a benchmark
+(fedexp.analysis.benchmark), whose fields are `method` and `setting`.
 """
 
 import itertools
@@ -76,6 +77,7 @@ class Sweep:
     rule: Rule = field(default_factory=Rule)
     readings: Fields = field(default_factory=dict)  # sweep with another reading of cells of the same table -> its label
     claims: str = ""  # the table of tables.csv with what the paper's text says of this one
+    pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper: see fedexp.analysis.paper_figures
     choose: str = ""  # "best": it is a search, and its report names the best value of each key
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Measure -> values of summary.json, of which the first that a run has counts: it is a benchmark, and its report
@@ -105,7 +107,8 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         claims = str(spec.get("claims", ""))
         table, choose = str(spec["table"]), str(spec.get("choose", ""))
         ranks = {str(measure): tuple(map(str, names)) for measure, names in spec.get("ranks", {}).items()}
-        return Sweep(name, title, str(spec["paper"]), table, blocks, rule, readings, claims, choose, ranks)
+        pictures = tuple(dict(node) for node in spec.get("pictures", ()))
+        return Sweep(name, title, str(spec["paper"]), table, blocks, rule, readings, claims, pictures, choose, ranks)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{paths[0]}: not a sweep ({error!r}); see conf/sweep/fedntd_table1.yaml") from error
 

@@ -20,6 +20,7 @@ KINDS = {
     "hessian": "the largest eigenvalues of the Hessian of the loss",
     "hypersphere": "2-dimensional features on the unit circle (FedNTD Fig. 18)",
     "tsne": "features of global and local models, by t-SNE (FedNTD Fig. 19 to 21)",
+    "neurons": "the class that each neuron prefers, in global and local models (FedNTD Fig. 17)",
 }
 
 
@@ -36,7 +37,7 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     for name in ("loss_plane", "hessian"):
         of[name].add_argument("--round", type=int, help="after which the model was kept (default: the last)")
         of[name].add_argument("--client", type=int, help="its local model of that round, instead of the global one")
-    for name in ("hypersphere", "tsne"):
+    for name in ("hypersphere", "tsne", "neurons"):
         of[name].add_argument(
             "--round", type=rounds_in, default=[], help="whose models, several with commas (default: the last round of "
             "which local models are kept)"
@@ -122,7 +123,8 @@ def analyse(options: argparse.Namespace) -> list[str]:
     look = look_of(options.run).changed(options)
     log_to_console()
     of_kind: dict[str, Callable[[RunDirectory, Request], list[str]]] = {
-        "loss_plane": kinds.loss_plane, "hessian": kinds.hessian, "hypersphere": kinds.hypersphere, "tsne": kinds.tsne
+        "loss_plane": kinds.loss_plane, "hessian": kinds.hessian, "hypersphere": kinds.hypersphere, "tsne": kinds.tsne,
+        "neurons": kinds.neurons,
     }  # fmt: skip
     with composed([], options.config_dir) if options.config_dir else nullcontext():
         return of_kind[options.kind](RunDirectory(options.run), kinds.Request(options, look))

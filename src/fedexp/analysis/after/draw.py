@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from fedexp.analysis.after.features import circle_density, plane_density
 from fedexp.analysis.after.hessian import Spectrum
 from fedexp.analysis.after.loss_plane import Surface
+from fedexp.analysis.after.neurons import Preferences
 from fedexp.figures.fonts import drawable
 from fedexp.figures.style import NAMED_CLASSES, colour_map, entitle, integers, label_size, stroke, width
 
@@ -92,6 +93,28 @@ def circle(
     rows[1, columns // 2].set_xlabel("arctan2(y, x)")
     figure.colorbar(image, ax=list(rows[0]), pad=0.02).set_label("density in the plane", fontsize=label_size())
     class_key(figure, list(rows[1]), np.unique(labels), classes, lines=True)
+    return figure
+
+
+def neurons(labels: Sequence[str], found: Sequence[Preferences], classes: int, title: str) -> Figure:
+    """Draw the class that each neuron of the last hidden layer prefers, a panel a run, a row a model (FedNTD Fig. 17).
+
+    The neurons are sorted by their class in the first model: the more a column keeps its colour, the more aligned.
+    """
+    rows = [0.5 + len(each.names) for each in found]
+    figure = Figure(figsize=(width(), 1.2 + 0.2 * sum(rows) + 0.3 * len(found)), layout="constrained")
+    entitle(figure, f"Class that each neuron of the last hidden layer prefers\n{title}")
+    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=rows)[:, 0]
+    colours = colour_map().resampled(classes)
+    for axes, label, each in zip(panels, labels, found, strict=True):
+        order = np.argsort(each.classes[0], kind="stable")
+        image = axes.imshow(each.classes[:, order], aspect="auto", interpolation="nearest", cmap=colours, vmin=-0.5,
+                            vmax=classes - 0.5)  # fmt: skip
+        axes.set_yticks(range(len(each.names)), each.names, fontsize=rcParams["legend.fontsize"] - 2)
+        said = f"{each.agreement:.2f} of the neurons keep their class in local training"
+        axes.set_title(f"{label}: {said}" if label else said)
+    panels[-1].set_xlabel("neuron, sorted by its class in the first model")
+    figure.colorbar(image, ax=list(panels), pad=0.02, ticks=integers(10)).set_label("preferred class")
     return figure
 
 

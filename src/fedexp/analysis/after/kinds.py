@@ -12,6 +12,7 @@ import pandas as pd
 from fedexp.analysis.after import features
 from fedexp.analysis.after import loss_plane as planes
 from fedexp.analysis.after.hessian import spectrum_of
+from fedexp.analysis.after.neurons import preferred_classes
 from fedexp.analysis.after.subject import (
     Examples,
     Named,
@@ -197,3 +198,22 @@ def tsne(run: RunDirectory, request: Request) -> list[str]:
     drawn = partial(draw.embedding, rounds, names, places, subject.labels, subject.bench.data.classes, title)
     name = "tsne_round" + "_".join(map(str, rounds))
     return request.write(run, name, pd.concat(frames), drawn)
+
+
+def neurons(run: RunDirectory, request: Request) -> list[str]:
+    """Find the class that each neuron of the last hidden layer prefers, in the models of each round
+    (`neurons_round<n>.csv`: model, neuron, class)."""
+    from fedexp.analysis.after import draw
+
+    lines = []
+    for number in rounds_to_show(run, request.options.round):
+        subject = request.subject(run, number)
+        found = preferred_classes(run, number=number, subject=subject)
+        size = found.classes.shape[1]
+        rows = [pd.DataFrame({"model": name, "neuron": np.arange(size), "class": classes})
+                for name, classes in zip(found.names, found.classes, strict=True)]  # fmt: skip
+        title = f"{subject.title}; {said(request, subject)}"
+        drawn = partial(draw.neurons, [f"round {number}"], [found], len(subject.bench.data.classes), title)
+        lines.append(f"round {number}: {found.agreement:.4f} of the neurons keep their class in local training")
+        lines += request.write(run, f"neurons_round{number}", pd.concat(rows), drawn)
+    return lines

@@ -1,0 +1,86 @@
+"""The figures of a paper, drawn from the runs of the sweep that has their name: `pictures` in conf/sweep/<name>.yaml.
+
+Each is a mapping with `kind` (a key of KINDS), options of that kind and, where a sweep has several, `name`: the picture
+is <sweep>_<name>. The fields `setting` and `method` beside the values of the sweep's axes label its runs; of several
+seeds, pictures of single runs show the lowest.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fedexp.analysis.sweep import Sweep, cell_of
+from fedexp.analysis.sweep_figures import Method, Setting, by_seed, names, said, shared_overrides
+from fedexp.core.errors import ConfigError
+from fedexp.rundir.reader import RunDirectory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+log = logging.getLogger("fedexp")
+
+
+def paper_pictures(sweep: Sweep | None, runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+    """Yield (name, call that draws it) of the pictures that a named sweep asks for; one that its runs have no data for
+    is left out, which is said."""
+    if sweep is None or not sweep.pictures or not runs:
+        return
+    settings = labelled(sweep, runs)
+    for node in sweep.pictures:
+        name = "_".join(filter(None, [sweep.name, str(node.get("name", ""))]))
+        try:
+            figure = draw_one(node, settings, sweep.title)
+        except ConfigError as error:
+            log.warning("%s: not drawn (%s)", name, error)
+            continue
+        yield name, partial(lambda figure: figure, figure)
+
+
+def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
+    """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError where the runs lack what it shows."""
+    from fedexp.analysis import draw_paper
+
+    kinds: dict[str, Callable[..., Figure]] = {
+        "class_maps": draw_paper.class_maps,
+        "class_curves": draw_paper.class_curves,
+        "consistency": draw_paper.consistency,
+        "curves": draw_paper.curves,
+        "levels": draw_paper.levels,
+        "data": draw_paper.data,
+        "client_classes": draw_paper.client_classes,
+        "client_class": draw_paper.client_class,
+        "round_models": draw_paper.round_models,
+        "round_forgetting": draw_paper.round_forgetting,
+        "neurons": draw_paper.neurons,
+    }
+    options = {key: value for key, value in node.items() if key not in ("kind", "name", "only")}
+    only = node.get("only")
+    shown = [
+        Setting(each.name, chosen, each.common)
+        for each in settings
+        if (chosen := tuple(method for method in each.methods if only is None or method.name in only))
+    ]
+    if not shown:
+        raise ConfigError(f"no run of {', '.join(only or ())} is finished")
+    return kinds[str(node["kind"])](shown, title, **options)
+
+
+def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
+    """Return the runs by setting and method, as the fields of the sweep's file call them; those that it has not, by
+    their overrides."""
+    shared = shared_overrides(runs)
+    single = len({run.summary.get("algorithm") for run in runs}) == 1
+    found: dict[str, dict[str, list[RunDirectory]]] = {}
+    for run in runs:
+        cell = cell_of(sweep, run.overrides)
+        setting, method = names(run, shared, single)
+        fields = cell[1] if cell else {}
+        place = found.setdefault(fields.get("setting", setting), {})
+        place.setdefault(fields.get("method", method), []).append(run)
+    axes = {key for block in sweep.blocks for key in block.axes}
+    fixed = {text for block in sweep.blocks for text in block.fixed}
+    changed = [o for o in sorted(shared) if o.partition("=")[0] not in axes and o not in fixed]
+    common = " ".join(o for o in changed if o in said(runs[0]))
+    return [Setting(s, tuple(Method(m, by_seed(group)) for m, group in methods.items()), common)
+            for s, methods in found.items()]  # fmt: skip

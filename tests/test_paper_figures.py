@@ -1,0 +1,120 @@
+"""Figures in the layouts of the papers: every sweep that asks for one gets it, and it shows what the files say."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from fedexp.analysis import draw_paper
+from fedexp.analysis.compare import load_runs
+from fedexp.analysis.paper_figures import draw_one, labelled, paper_pictures
+from fedexp.analysis.sweep import load_sweep
+from fedexp.config.options import list_options
+from fedexp.core.errors import ConfigError
+from fedexp.metrics import forgetting
+from test_sweep_figures import make_run
+from toy_federation import CONF
+
+SWEEPS = [name for name in list_options("sweep", [CONF]) if load_sweep(name, [CONF]).pictures]
+NEEDS_MODELS = {"fedntd_fig17": ["local models"]}  # what the warning says where no models are kept
+
+
+def runs_of(sweep, folder, seeds=(0,)):
+    """A directory for each run of a sweep, of three rounds, five classes and four clients, who all take part."""
+    for block in sweep.blocks:
+        for combination in block.combinations():
+            for seed in seeds:
+                overrides = [*block.fixed, *(f"{key}={value}" for key, value in combination)]
+                make_run(folder, overrides, seed, local=True, classes=5)
+    rng = np.random.default_rng(3)
+    for path in folder.glob("*/local_class_accuracy.npz"):
+        every = np.tile(np.arange(4), (3, 1))
+        np.savez(path, rounds=np.arange(1, 4), sampled=every, accuracy=rng.uniform(0, 1, (3, 4, 5)))
+    return load_runs(folder)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_each_picture_of_each_sweep_is_drawn(name, tmp_path, caplog):
+    sweep = load_sweep(name, [CONF])
+    with caplog.at_level(logging.WARNING, "fedexp"):
+        drawn = dict(paper_pictures(sweep, runs_of(sweep, tmp_path)))
+    if name in NEEDS_MODELS:
+        assert "no local models of a round are kept" in caplog.text
+        return
+    assert len(drawn) == len(sweep.pictures), caplog.text
+    assert all(each.startswith(name) for each in drawn)
+    assert all(figure().axes for figure in drawn.values())
+
+
+def settings_of(name, folder, **options):
+    sweep = load_sweep(name, [CONF])
+    return labelled(sweep, runs_of(sweep, folder, **options)), sweep
+
+
+def test_runs_are_called_as_the_sweep_s_file_says(tmp_path):
+    settings, _ = settings_of("fedntd_fig2c", tmp_path, seeds=(0, 1))
+    assert [each.name for each in settings] == ["IID", "alpha=0.5", "alpha=0.3", "alpha=0.1"]
+    assert [[m.name for m in each.methods] for each in settings] == [["CIFAR-10", "CIFAR-100"]] * 4
+    assert all(len(method.runs) == 2 for each in settings for method in each.methods)
+
+
+def test_consistency_is_the_cosine_of_each_round_with_the_one_before(tmp_path):
+    settings, sweep = settings_of("fedntd_fig2", tmp_path)
+    axes = draw_paper.consistency(settings, sweep.title).axes[0]
+    for line, setting in zip(axes.lines, settings, strict=True):
+        matrix = setting.methods[0].files[0].history.matrix
+        np.testing.assert_allclose(line.get_ydata(), forgetting.consistency(matrix))
+        assert line.get_label() == setting.name
+
+
+def test_bars_are_means_over_seeds(tmp_path):
+    """Forgetting of two seeds is written by hand: 0.1 in every file."""
+    settings, sweep = settings_of("fedntd_fig2c", tmp_path)
+    axes = draw_paper.levels(settings, sweep.title).axes[0]
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.1] * 8)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["IID", "alpha=0.5", "alpha=0.3", "alpha=0.1"]
+
+
+def test_the_round_picture_is_of_the_round_that_is_asked_for(tmp_path):
+    settings, sweep = settings_of("flashback_fig2", tmp_path)
+    first = settings[0].methods[0].files[0].history
+    image = draw_paper.round_models(settings, sweep.title, round=2).axes[0].images[0].get_array()
+    np.testing.assert_allclose(image[0], first.class_accuracy[1])
+    np.testing.assert_allclose(image[1:-1], first.local_class_accuracy[1])
+    np.testing.assert_allclose(image[-1], first.class_accuracy[2])
+    past_the_end = draw_paper.round_models(settings, sweep.title, round=100).axes[0].images[0].get_array()
+    np.testing.assert_allclose(past_the_end[-1], first.class_accuracy[3])
+
+
+def test_kinds_of_classes_by_hand():
+    """Of 100 examples in 5 classes a class is dominant from 0.5 / 5 = 10 % on."""
+    counts = np.array([80, 10, 9, 1, 0])
+    assert draw_paper.kinds_of_classes(counts) == ["dominant", "dominant", "non-dominant", "non-dominant", "missing"]
+    assert draw_paper.non_dominant(counts, 0) == 2  # with most examples
+    assert draw_paper.non_dominant(np.array([50, 20, 30, 0, 0]), 0) == 1  # there is none: the rarest
+
+
+def test_the_forgetting_degree_of_a_client_s_classes(tmp_path):
+    """(before - local) / (before + 1e-6), at least -1, round by round."""
+    settings, sweep = settings_of("fedka_fig2", tmp_path)
+    method = settings[0].methods[0]
+    history = method.files[0].history
+    rounds, degree, local = draw_paper.series_of(method, 3)
+    assert rounds.tolist() == [1, 2, 3]
+    before = np.stack(history.class_accuracy[:3])
+    mine = np.stack([each[3] for each in history.local_class_accuracy])
+    np.testing.assert_array_equal(local, mine)
+    np.testing.assert_allclose(degree, np.maximum((before - mine) / (before + 1e-6), -1), rtol=1e-12)
+    axes = draw_paper.client_classes(settings, sweep.title, client=3).axes[0]
+    np.testing.assert_allclose(axes.lines[2].get_ydata(), degree[:, 2])
+    with pytest.raises(ConfigError, match="client 7"):
+        draw_paper.client_classes(settings, sweep.title, client=7)
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    sweep = load_sweep("flashback_fig1", [CONF])
+    settings = labelled(sweep, runs_of(sweep, tmp_path))
+    with pytest.raises(ConfigError, match="no run of FedXYZ is finished"):
+        draw_one({"kind": "class_maps", "only": ["FedXYZ"]}, settings, "title")
+    with pytest.raises(ConfigError, match="no run has the column nothing"):
+        draw_one({"kind": "curves", "column": "nothing"}, settings, "title")
