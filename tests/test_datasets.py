@@ -33,7 +33,15 @@ from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import ImageData
 
 CONF = Path(__file__).parents[1] / "conf"
-TEXTS = {"thucnews", "sogoucs", "sina2019", "weibo"}  # see test_text.py
+TEXTS = {
+    "thucnews",
+    "sogoucs",
+    "sina2019",
+    "weibo",
+    "ag_news",
+    "shakespeare",
+    "huggingface_text",
+}  # see test_text.py, test_more_data.py
 NAMES = sorted({path.stem for path in (CONF / "dataset").glob("*.yaml")} - TEXTS)
 
 

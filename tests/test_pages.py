@@ -86,6 +86,8 @@ def test_the_table_of_groups_is_complete():
     for group, (options, *_) in table.items():
         if group not in ("`algorithm`", "`experiment`"):  # these have pages of their own
             known = set(list_options(group.strip("`"), [CONF]))
+            if group == "`dataset`":  # they are too many for one cell
+                options = read(ROOT / "docs" / "guide" / "data.md").split("## Downloads")[0]
             assert known <= set(re.findall(r"\w+", options)), group
     for line in re.findall(r"^\| (`\w+`) \| (.*) \|$", read(ROOT / "README.md"), re.MULTILINE):
         assert line[0] in table

@@ -8,10 +8,12 @@ import pytest
 import yaml
 from scipy import stats
 
+from fedexp.analysis import aggregate
 from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
 from fedexp.analysis.draw_ranks import diagram
 from fedexp.analysis.ranks import Comparison, compare_methods, critical_difference, friedman, iman_davenport, ranks_of
 from fedexp.analysis.sweep import Sweep, read_block
+from fedexp.analysis.view.collect import benchmark
 
 
 def test_the_numbers_of_the_paper():
@@ -129,3 +131,13 @@ def test_a_method_without_all_seeds_is_not_ranked(sweep, finished):
 def test_the_diagram_names_every_method(sweep, finished):
     figure = diagram(rankings(sweep, runs_of(sweep, finished))[2])
     assert {"CFeD  1.0", "2.8  FedNTD", "FedAvg  2.2"} <= {text.get_text() for text in figure.axes[0].texts}
+
+
+def test_the_page_of_a_sweep_shows_the_tables_of_a_benchmark(sweep, finished, monkeypatch, tmp_path):
+    monkeypatch.setattr(aggregate, "sweep_of", lambda directory: sweep)
+    shown = benchmark(tmp_path, [SimpleNamespace(**vars(run), finished=True) for run in finished])
+    assert shown[0]["columns"] == ["method", "skew", "tasks"]
+    assert shown[0]["rows"][2] == ["CFeD", "-", "60.0 ± 0.0 (0.50 ± 0.00)"]
+    assert len(shown) == 6
+    monkeypatch.setattr(aggregate, "sweep_of", lambda directory: None)
+    assert benchmark(tmp_path, []) == []

@@ -76,6 +76,7 @@ BEFORE = {
 # How much every run is reduced: one client of five, one epoch, one round.
 FLAGS_OF_SEVERAL = ("fedexp.core.pictures", "fedexp.analysis.paper_table")
 EXTRAS = ("joblib", "slurm", "ray", "dashboard")
+WITH_EXTRAS = ("joblib", "safetensors", "optuna", "huggingface", "flower")
 REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participation": "0.2", "figures": "false"}
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
@@ -99,6 +100,14 @@ NOT_EXECUTED = {
     "fedexp model=timm model.name=vit_tiny_patch16_224 model.weights=DEFAULT model.freeze=[backbone]": (
         "needs a network; tests/test_own_models.py makes a smaller one"
     ),
+    "fedexp dataset=huggingface dataset.path=ylecun/mnist dataset.mean=[0.5] dataset.std=[0.5] dataset.size=28": (
+        "needs a network; tests/test_hub.py reads a local folder"
+    ),
+    "fedexp partition=flower partition.name=DirichletPartitioner 'partition.options={alpha: 0.5}' num_clients=10": (
+        "an extra; tests/test_hub.py runs it"
+    ),
+    "fedexp model=timm model.name=vit_tiny_patch16_224 model.weights=DEFAULT model.lora.rank=8 "
+    "model.lora.targets=[qkv,proj]": "needs a network; tests/test_lora.py makes a smaller one",
     "fedexp tracker=tensorboard": "an extra; tests/test_more_trackers.py runs it",
     "fedexp tracker=mlflow tracker.experiment=trials": "an extra; tests/test_more_trackers.py runs it",
     "fedexp 'tracker=[wandb,tensorboard]' tracker.wandb.mode=offline": "an extra; tests/test_more_trackers.py runs it",
@@ -117,7 +126,7 @@ NOT_EXECUTED = {
     "pip install -e '.[dev]'": CI,
     "pip install -e '.[bench]'": "needs a package index",
     **{f"pip install -e '.[{extra}]'": "needs a package index" for extra in EXTRAS},
-    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in ("joblib", "safetensors", "optuna")},
+    **{f"pip install 'fedexp[{extra}]'": "needs a package index" for extra in WITH_EXTRAS},
     "ray start --head --port=6379": "needs Ray, and starts what outlives the test",
     "pip install dist/fedexp-*.whl": "tests/test_packaging.py does it",
     "fedexp --multirun hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 "

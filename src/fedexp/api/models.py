@@ -13,6 +13,7 @@ from fedexp.api.directories import Run, load_run, trusting
 from fedexp.cli.evaluate import dataset_of
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.models.lora import merge
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,8 @@ def export(run: Run | str | os.PathLike[str], path: str | os.PathLike[str], roun
     """Write the weights of the model that a run keeps of a round (None: the last), and return the path.
 
     The suffix chooses the form: `.safetensors` (needs the package safetensors; with algorithm, data set, round and
-    seed as metadata), `.pt` or `.pth` (`torch.save` of the state dict). The names are those of `run.model().network`.
+    seed as metadata), `.pt` or `.pth` (`torch.save` of the state dict). The names are those of `run.model().network`;
+    low-rank adapters are merged into their layers.
     """
     found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
     if target.suffix not in (*WITH_TORCH, SAFETENSORS):
@@ -53,7 +55,7 @@ def export(run: Run | str | os.PathLike[str], path: str | os.PathLike[str], roun
     save = safetensors_saver() if target.suffix == SAFETENSORS else None
     with trusting(found.config_dir):
         network, kept, _ = network_of(found._reader, round)
-    weights = {name: value.contiguous() for name, value in network.state_dict().items()}
+    weights = {name: value.contiguous() for name, value in merge(network).state_dict().items()}
     content = save(weights, facts_of(found, kept.round)) if save else with_torch(weights)
     storage.write_atomically(target, content)
     return target

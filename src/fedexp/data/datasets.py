@@ -184,7 +184,7 @@ class ImageFolder(Dataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(len(self.train_splits) > 0, "dataset.train_splits", self.train_splits, "at least one folder")
-        _require_size(self.size)
+        require_size(self.size)
         _require_split(0.5 if self.test_fraction is None else self.test_fraction, self.split_seed)
 
     def read(self) -> Arrays:
@@ -249,7 +249,7 @@ class Caltech256(Dataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_size(self.size)
+        require_size(self.size)
         _require_split(self.test_fraction, self.split_seed)
 
     def read(self) -> Arrays:
@@ -275,5 +275,6 @@ def _require_split(fraction: float, seed: int) -> None:
     require(0 <= seed < 2**32, "dataset.split_seed", seed, f"from 0 to {2**32 - 1}")
 
 
-def _require_size(size: int | None) -> None:
+def require_size(size: int | None) -> None:
+    """Raise ConfigError where `dataset.size` is no number of pixels."""
     require(size is None or 0 < size <= 4096, "dataset.size", size, "greater than 0 and at most 4096 pixels")

@@ -21,12 +21,13 @@ TIMEOUT = 60  # seconds without an answer
 
 @dataclass(frozen=True)
 class Download:
-    """Original files of a data set on public hosts; each is fetched and unpacked in `folder`."""
+    """Original files of a data set on public hosts; each is fetched, and unpacked where it is packed, in `folder`."""
 
     hosts: tuple[str, ...]  # folders on the web, tried in order
     files: tuple[tuple[str, str], ...]  # (file name, md5)
     folder: Path
     note: str = ""
+    packed: bool = True  # False: the files are used as they are
 
     def fetch(self, name: str, mirror: str | None) -> None:
         """Put the unpacked files into `folder`. `mirror` replaces the hosts: a web folder, or a single file's address.
@@ -43,7 +44,8 @@ class Download:
                     return  # the other one has unpacked them, and others may be reading them already
                 for filename, md5 in self.files:
                     self._fetch_file(name, filename, md5, mirror)
-                    _unpack(self.folder / filename, self.folder)
+                    if self.packed:
+                        _unpack(self.folder / filename, self.folder)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
             with contextlib.suppress(OSError):  # not empty: an earlier file is there
                 for path in new:
@@ -84,7 +86,7 @@ class Download:
         return (
             f"dataset={name}: its files are missing or incomplete and could not be fetched from "
             f"{mirror or ' or '.join(self.hosts)} ({error}).{self.note and f' Note: {self.note}.'}\n"
-            f"Put into {self.folder.absolute()} (they are unpacked there by the next run):\n{files}\n"
+            f"Put into {self.folder.absolute()}{' (they are unpacked there by the next run)' * self.packed}:\n{files}\n"
             f"or name a mirror: dataset.url=<{kind}>"
         )
 

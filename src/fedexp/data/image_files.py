@@ -243,11 +243,28 @@ def _pixels(path: str, channels: int, size: int | None) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            converted = with_mode(eight_bits(image), MODES[channels])
-    except Undefined as error:
-        raise ConfigError(f"{path}: {error}") from error
+            return as_array(image, channels, size, path)
+    except ConfigError:
+        raise
     except Exception as error:  # PIL raises many types for damaged files
-        raise ConfigError(f"{path}: not a readable image ({error}); replace or remove it") from error
+        raise ConfigError(unreadable(path, error)) from error
+
+
+def as_array(image: "Image.Image", channels: int, size: int | None, where: str) -> np.ndarray:
+    """Return an image as uint8 [height, width, channels], resized where `size` says so. where: how a message calls
+    it."""
+    from PIL import Image
+
+    try:
+        converted = with_mode(eight_bits(image), MODES[channels])
+    except Undefined as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except Exception as error:  # as above: pixels are read only now
+        raise ConfigError(unreadable(where, error)) from error
     if size is not None and converted.size != (size, size):
         converted = converted.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(converted).reshape(converted.height, converted.width, channels)
+
+
+def unreadable(where: str, error: Exception) -> str:
+    return f"{where}: not a readable image ({error}); replace or remove it"

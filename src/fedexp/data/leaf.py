@@ -1,4 +1,4 @@
-"""FEMNIST as LEAF writes it: json files of users, each a writer with images and labels.
+"""Json files of LEAF, which hold examples by user; FEMNIST, whose users are writers with images and labels.
 
 S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097. One file is
 `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [[784 floats], ...], "y": [label, ...]}}}`.
@@ -7,8 +7,9 @@ S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097. 
 import json
 import logging
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,16 +19,18 @@ from fedexp.data.cache import Arrays
 log = logging.getLogger("fedexp")
 SIDE = 28
 CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)  # LEAF's label order
-Users = dict[str, tuple[np.ndarray, np.ndarray]]  # writer -> (x uint8 [n, 28, 28, 1], y int64 [n])
+KIND, HOW = "FEMNIST", "preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.9"
+Samples = TypeVar("Samples")
 
 
-def split_files(folder: Path) -> list[Path]:
-    """Return the json files of one split, sorted. Raises ConfigError when there are none."""
+def split_files(folder: Path, kind: str = KIND, how: str = HOW) -> list[Path]:
+    """Return the json files of one split, sorted. Raises ConfigError when there are none. kind: the data set; how:
+    LEAF's command that makes it."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ConfigError(
-            f"{folder}: has no json files. FEMNIST cannot be downloaded ready-made: run LEAF's "
-            "`preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.9` (github.com/TalwalkarLab/leaf, data/femnist) and "
+            f"{folder}: has no json files. {kind} cannot be downloaded ready-made: run LEAF's "
+            f"`{how}` (github.com/TalwalkarLab/leaf, data/{kind.lower()}) and "
             "put its data/train/*.json and data/test/*.json into the folders train and test there"
         )
     return files
@@ -39,7 +42,7 @@ def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
     `owners` numbers the writers of the training data from 0 in the sorted order of their names; the test data of all
     writers are pooled.
     """
-    writers, tested = _read_users(train), _read_users(test)
+    writers, tested = (read_users(paths, _samples, KIND) for paths in (train, test))
     names = sorted(writers)
     return {
         "x_train": np.concatenate([writers[u][0] for u in names]),
@@ -51,30 +54,34 @@ def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
     }
 
 
-def _read_users(files: Iterable[Path]) -> Users:
-    users: Users = {}
+def read_users(files: Iterable[Path], sample: Callable[[Any, Any], Samples], kind: str) -> dict[str, Samples]:
+    """Return the examples of each user. sample: makes them of the lists x and y, and raises where they are wrong.
+
+    Raises ConfigError for a file that is none of this kind."""
+    users: dict[str, Samples] = {}
     for path in files:
         log.info("reading %s, once", path)
         try:
             user_data = json.loads(path.read_bytes())["user_data"]
             for user, samples in user_data.items():
-                _require(user not in users, f"writer {user} is in another file, too")
-                users[user] = _samples(samples["x"], samples["y"])
+                require_sound(user not in users, f"user {user} is in another file, too")
+                users[user] = sample(samples["x"], samples["y"])
         except Exception as error:  # a json file can hold anything
-            raise ConfigError(f"{path}: not a LEAF json file of FEMNIST ({type(error).__name__}: {error})") from error
+            raise ConfigError(f"{path}: not a LEAF json file of {kind} ({type(error).__name__}: {error})") from error
     return users
 
 
 def _samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    _require(len(x) == len(y), f"{len(x)} images but {len(y)} labels")
+    require_sound(len(x) == len(y), f"{len(x)} images but {len(y)} labels")
     pixels = np.asarray(x, np.float64).reshape(len(x), SIDE, SIDE, 1)
-    _require(all(type(label) is int for label in y), "labels that are no integers")
+    require_sound(all(type(label) is int for label in y), "labels that are no integers")
     labels = np.array(y, np.int64)
-    _require(not ((labels < 0) | (labels >= len(CLASSES))).any(), f"labels outside 0..{len(CLASSES) - 1}")
-    _require(bool(((pixels >= 0) & (pixels <= 1)).all()), "pixels outside 0..1")
+    require_sound(not ((labels < 0) | (labels >= len(CLASSES))).any(), f"labels outside 0..{len(CLASSES) - 1}")
+    require_sound(bool(((pixels >= 0) & (pixels <= 1)).all()), "pixels outside 0..1")
     return np.rint(pixels * 255).astype(np.uint8), labels  # exact: LEAF divided 8-bit values by 255
 
 
-def _require(condition: bool, message: str) -> None:
+def require_sound(condition: bool, message: str) -> None:
+    """Raise ValueError with this message unless a file is as it should be."""
     if not condition:
         raise ValueError(message)

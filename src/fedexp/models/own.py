@@ -8,7 +8,7 @@ models.
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 
 from fedexp.core.errors import ConfigError, nearest, require
 from fedexp.models import Model, Output
+from fedexp.models.lora import LoRA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class OwnModel(Model):
 
     head: str | None = None  # name of the last layer, a linear one; None: features and head are not known
     freeze: tuple[str, ...] = ()  # parts of the network or parameters that are not trained; backbone: all but the head
+    lora: LoRA = field(default_factory=LoRA)  # low-rank adapters, or none
 
     def __post_init__(self) -> None:
         require(self.head != "", "model.head", repr(self.head), "the name of a layer, or null")
@@ -40,7 +42,8 @@ class OwnModel(Model):
     def build(self, shape: Any, num_classes: int) -> nn.Module:
         """Return the network with features and head where the head is named. Raises ConfigError where it is not the
         last layer, or where a frozen part does not exist."""
-        return finished(self.network(shape, num_classes), self.head, self.freeze, shape, num_classes)
+        network = self.network(shape, num_classes)
+        return finished(network, self.head, self.freeze, shape, num_classes, lora=self.lora)
 
 
 def finished(
@@ -50,9 +53,13 @@ def finished(
     shape: Any,
     num_classes: int,
     reading: "Reading | None" = None,
+    lora: LoRA | None = None,
 ) -> "Headed | LogitsOnly":
-    """Freeze parts of a network and separate its head from the rest. reading: what happens to its input first."""
+    """Freeze parts of a network, put adapters into it and separate its head from the rest. reading: what happens to its
+    input first."""
     freeze_parts(network, freeze, head)
+    if lora is not None and lora.rank:
+        lora.adapt(network, head)
     if head is None:
         return LogitsOnly(network, reading)
     layers = dict(network.named_modules())

@@ -56,7 +56,8 @@ class Torchvision(Pretrained):
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.weights is not None else (None, None)
         if self.weights is not None and not next(network.parameters()).is_meta:
             self.load(network, head)
-        return finished(network, head, self.freeze, shape, num_classes, Reading(self.resized(), mean, std))
+        reading = Reading(self.resized(), mean, std)
+        return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
 
     def network(self, shape: Any, num_classes: int) -> nn.Module:
         from torchvision import models  # slow to import, and few models need it
@@ -100,7 +101,7 @@ class Timm(Pretrained):
         interpolation = wants["interpolation"] if wants["interpolation"] in ("bilinear", "bicubic") else "bilinear"
         reading = Reading(size, wants["mean"], wants["std"], interpolation)
         head = self.head or last_linear(network, num_classes)
-        return finished(network, head, self.freeze, shape, num_classes, reading)
+        return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
 
     def network(self, shape: Any, num_classes: int) -> nn.Module:
         try:

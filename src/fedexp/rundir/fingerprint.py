@@ -30,6 +30,7 @@ FREE = (
 )
 # The nodes that are data sets, and the values that are paths of data.
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
+HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")  # a name on a hub, or a folder
 FILES = ("partition.path", "cohorts.path", "model.weights")
 
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
@@ -44,6 +45,11 @@ NEUTRAL = {
     "cohorts.path": None,
     "model.weights": None,
     "model.unit_features": None,
+    "model.lora._target_": "fedexp.models.lora.LoRA",
+    "model.lora.rank": 0,
+    "model.lora.alpha": None,
+    "model.lora.targets": [],
+    "model.lora.freeze_a": False,
     "local.schedule": "exponential",
     "local.step_rounds": 10,
     "local.lr_min": 0.0,
@@ -170,6 +176,8 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
                 parts = [*splits, "test"] if isinstance(splits, list) else ["."]
                 undivided = values.get(f"{node}.{SPLIT}") is not None
                 marks[key] = folder_mark(Path(value), ["."] if undivided else parts)
+        elif HUB.fullmatch(key) and isinstance(value, str) and Path(value).is_dir():
+            marks[key] = folder_mark(Path(value), ["."])
         elif key in FILES and isinstance(value, str):
             marks[key] = file_mark(Path(value))
     return {key: mark for key, mark in marks.items() if mark is not None}

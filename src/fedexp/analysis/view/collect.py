@@ -14,6 +14,7 @@ import pandas as pd
 
 import fedexp
 from fedexp.analysis import aggregate, compare, layout
+from fedexp.analysis.benchmark import benchmark_sections
 from fedexp.analysis.claims import of_text
 from fedexp.analysis.paper_table import natural
 from fedexp.core.errors import ConfigError, nearest
@@ -276,7 +277,8 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
         return None
     common = {"title": found.sweep.title if found.sweep else directory.absolute().name, "targets": frame(found.targets)}
     if found.sweep is None:
-        return common | {"means": frame(found.tidy.drop(columns=list(aggregate.ORIGIN[1:])))}
+        means = frame(found.tidy.drop(columns=list(aggregate.ORIGIN[1:])))
+        return common | {"means": means, "sections": benchmark(directory, runs)}
     tidy = found.tidy[~of_text(found.tidy)]
     named = tidy.assign(column=layout.column_names(tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -287,6 +289,22 @@ def tables(directory: Path, runs: list[RunDirectory]) -> dict[str, Any] | None:
         "columns": [str(name) for name in named["column"].unique()],
         "cells": cells,
     }
+
+
+def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
+    """Return the tables of a benchmark: results, cost and ranks; [] of another sweep."""
+    sweep = aggregate.sweep_of(directory.absolute())
+    if sweep is None or not sweep.ranks:
+        return []
+    parts = benchmark_sections(sweep, [run for run in runs if run.finished])
+    return [
+        {
+            "title": part.title,
+            "columns": ["method", *map(str, part.table.columns)],
+            "rows": [[str(name), *row] for name, row in zip(part.table.index, part.table.to_numpy(), strict=True)],
+        }
+        for part in parts
+    ]
 
 
 def cell(row: Mapping[str, Any]) -> dict[str, Any]:

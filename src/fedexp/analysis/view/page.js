@@ -450,6 +450,7 @@ function drawTables() {
       $("#results").append(make("p", { class: "note" }, `Ours ± standard deviation over seeds [printed]; ✓ within the tolerance of the print, ✗ outside. ${item.caption}`), printedTable(item));
     } else {
       $("#results").append(make("p", { class: "note" }, "Means ± standard deviation over seeds of the last round; runs that diverged are counted and left out."), framed(item.means, "Means over seeds"));
+      for (const part of item.sections) $("#results").append(make("h3", {}, part.title), framed(part, part.title));
     }
     if (data.tables.length > 1) $("#targets").append(make("h3", {}, item.title));
     $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, mean over seeds; A is 0.95 of the best accuracy of any run of the setting. Speed-up: against FedAvg. –: a seed never gets there."), framed(item.targets, "Rounds to target"));

@@ -1,0 +1,138 @@
+"""Data sets of the Hugging Face hub, or saved by its library `datasets` in a local folder: images and texts.
+
+The library is an optional extra. What it reads are Parquet, Arrow, json, csv and image files; it runs no code of a data
+set.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.packages import how_to_install
+from fedexp.data.cache import Arrays, cached
+from fedexp.data.datasets import Dataset, require_size
+from fedexp.data.image_files import as_array
+from fedexp.data.text import Labelled, TextSource
+from fedexp.data.text_files import Texts
+
+LABELS = ("label", "labels", "fine_label", "target", "class")  # names of columns, where `dataset.label` says none
+INPUTS = {"image": ("image", "img"), "text": ("text", "content", "sentence", "title")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """The place of the examples: what images and texts share."""
+
+    path: str | None  # name on the hub, such as ylecun/mnist, or a local folder
+    subset: str | None  # of a data set that has several (`name` in the library)
+    train_split: str
+    test_split: str
+    column: str | None  # of the images or texts; None: by the usual names
+    label: str | None  # column of the labels; None: by the usual names
+
+    def splits(self, kind: str) -> tuple[Any, Any, str, str]:
+        """Return (training examples, test examples, column of the inputs, column of the labels). kind: image or
+        text."""
+        found = load(self.path, self.subset)
+        for key, name in (("train_split", self.train_split), ("test_split", self.test_split)):
+            if name not in found:
+                known = ", ".join(found)
+                raise ConfigError(f"dataset.{key}={name}: {self.path} has no such split{nearest(name, found)}: {known}")
+        train, test = found[self.train_split], found[self.test_split]
+        names = [pick(train, self.column, "column", INPUTS[kind]), pick(train, self.label, "label", LABELS)]
+        return train, test, names[0], names[1]
+
+
+def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
+    """Return the splits of a data set by name. Raises ConfigError where it, or the library, is not there."""
+    if not path:
+        raise ConfigError("dataset.path=null: must be a name on the Hugging Face hub or a local folder")
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(f"dataset.path={path}: needs the package datasets: {how_to_install('huggingface')}") from None
+    try:
+        if (Path(path) / "dataset_dict.json").is_file():
+            found = datasets.load_from_disk(path)
+        else:
+            found = datasets.load_dataset(path, subset)
+    except Exception as error:  # the library raises many types, of the network too
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"dataset.path={path}: cannot be loaded by the package datasets ({reason})") from error
+    return {str(name): split for name, split in found.items()}
+
+
+def pick(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
+    """Return the column of this name, or else the first that has a usual one."""
+    columns = list(split.column_names)
+    chosen = wanted if wanted is not None else next((name for name in usual if name in columns), None)
+    if chosen not in columns:
+        raise ConfigError(f"dataset.{key}={wanted}: must be one of the columns {', '.join(columns)}")
+    return str(chosen)
+
+
+def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int], tuple[str, ...]]:
+    """Return (labels of the training examples, of the test examples, names of the classes): those that the data set
+    states, or the sorted different labels of the training examples."""
+    names = getattr(train.features[column], "names", None)
+    raw = [list(split[column]) for split in (train, test)]
+    known = list(range(len(names))) if names else sorted(set(raw[0]))
+    place = {label: number for number, label in enumerate(known)}
+    strange = next((label for labels in raw for label in labels if label not in place), None)
+    if strange is not None:
+        raise ConfigError(
+            f"dataset.label={column}: has the label {strange!r}, which is none of the {len(known)} classes"
+        )
+    numbers = [[place[label] for label in labels] for labels in raw]
+    return numbers[0], numbers[1], tuple(map(str, names or known))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceImages(Hub, Dataset):
+    """Images; grey or colour as dataset.mean has 1 or 3 values."""
+
+    size: int | None  # pixels to which all images are resized; None: they have one size already
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_size(self.size)
+
+    def read(self) -> Arrays:
+        train, test, column, label = self.splits("image")
+        content = [str(split._fingerprint) for split in (train, test)]
+        options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
+        return cached(self.data_dir, self.name, content, options, lambda: self._decode(train, test, column, label))
+
+    def _decode(self, train: Any, test: Any, column: str, label: str) -> Arrays:
+        y_train, y_test, classes = numbers_of(train, test, label)
+        x_train, x_test = (self._images(split, column) for split in (train, test))
+        labels = {"y_train": np.array(y_train, np.int64), "y_test": np.array(y_test, np.int64)}
+        return {"x_train": x_train, "x_test": x_test, "classes": np.array(classes), **labels}
+
+    def _images(self, split: Any, column: str) -> np.ndarray:
+        """Return uint8 [n, height, width, channels]."""
+        arrays = []
+        for number, image in enumerate(split[column]):
+            if not isinstance(image, Image.Image):
+                raise ConfigError(f"dataset.column={column}: has no images but {type(image).__name__}")
+            arrays.append(as_array(image, self.channels, self.size, f"{self.path}, image {number} of {column}"))
+            if arrays[-1].shape != arrays[0].shape:
+                raise ConfigError(f"dataset.size=null: the images of {self.path} have several sizes; give one")
+        return np.stack(arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceTexts(Hub, TextSource):
+    """Texts as sequences of characters."""
+
+    def read(self, length: int) -> Labelled:
+        train, test, column, label = self.splits("text")
+        y_train, y_test, classes = numbers_of(train, test, label)
+        parts = [[str(text)[:length] for text in split[column]] for split in (train, test)]
+        texts = [Texts(part, [""] * len(part), []) for part in parts]
+        return Labelled(texts[0], texts[1], y_train, y_test, classes)

@@ -1,0 +1,83 @@
+"""Any partitioner of flwr-datasets, the data package of Flower, by its class name."""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.packages import how_to_install
+from fedexp.data.partition import Partitioner
+
+LABEL, NUMBER = "label", "number"  # columns of the table that is partitioned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flower(Partitioner):
+    """Client -> indices by `flwr_datasets.partitioner.<name>(**options)`.
+
+    `num_partitions` is the number of clients, `partition_by` the labels (of a natural partitioner the data set's own
+    clients) and `seed` drawn by seeds.partition, unless the options say otherwise.
+    """
+
+    name: str | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def assign(
+        self,
+        labels: np.ndarray,
+        num_classes: int,
+        num_clients: int,
+        rng: np.random.Generator,
+        owners: np.ndarray | None,
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+        made = self.partitioner(num_clients, int(rng.integers(2**31)), natural=owners is not None)
+        columns = {LABEL: labels.tolist(), NUMBER: list(range(len(labels)))}
+        if owners is not None:
+            columns["owner"] = owners.tolist()
+        from datasets import Dataset
+
+        try:
+            made.dataset = Dataset.from_dict(columns)
+            count = made.num_partitions
+            parts = [np.array(made.load_partition(k)[NUMBER], np.int64) for k in range(count)]
+        except Exception as error:  # its partitioners raise many types
+            raise self.refused(error) from error
+        if count != num_clients:
+            raise ConfigError(f"partition.name={self.name}: makes {count} clients; use num_clients={count}")
+        if empty := [k for k, part in enumerate(parts) if not len(part)]:
+            raise ConfigError(f"partition.name={self.name}: leaves client {empty[0]} without examples")
+        return [np.sort(part) for part in parts], {}
+
+    def partitioner(self, num_clients: int, seed: int, natural: bool) -> Any:
+        """Return the partitioner of flwr-datasets, without data."""
+        try:
+            from flwr_datasets import partitioner
+        except ImportError:
+            raise ConfigError(
+                f"partition=flower: needs the package flwr-datasets: {how_to_install('flower')}"
+            ) from None
+        known = [name for name in dir(partitioner) if name.endswith("Partitioner") and name != "Partitioner"]
+        if self.name not in known:
+            hint = nearest(self.name, known) if self.name else ""
+            raise ConfigError(f"partition.name={self.name}: no partitioner of flwr-datasets{hint}: {', '.join(known)}")
+        kind = getattr(partitioner, self.name)
+        column = "owner" if natural and "NaturalId" in self.name else LABEL
+        usual = {"num_partitions": num_clients, "partition_by": column, "seed": seed}
+        taken = inspect.signature(kind).parameters
+        given = {key: value for key, value in usual.items() if key in taken} | self.options
+        if unknown := given.keys() - taken.keys():
+            name = min(unknown)
+            raise ConfigError(
+                f"partition.options.{name}: {self.name} has none{nearest(name, taken)}: {', '.join(taken)}"
+            )
+        try:
+            return kind(**given)
+        except Exception as error:
+            raise self.refused(error) from error
+
+    def refused(self, error: Exception) -> ConfigError:
+        """Return what the user reads where flwr-datasets does not accept the options or data."""
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return ConfigError(f"partition.name={self.name}: {self.name} says: {reason}")

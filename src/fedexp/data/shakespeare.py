@@ -1,0 +1,72 @@
+"""Shakespeare as LEAF writes it: the next character of the lines of each role (LEAF, arXiv 1812.01097).
+
+One file is `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [80 characters, ...], "y": [character,
+...]}}}`; a user is a role of a play, and the natural client.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedexp.data.leaf import read_users, require_sound, split_files
+from fedexp.data.text import Labelled, TextSource, complete
+from fedexp.data.text_files import Texts
+from fedexp.data.types import TextData
+
+# The characters of LEAF's language_utils.py in its order: what is read, and what is predicted.
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+KIND = "Shakespeare"
+HOW = "preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8"
+Users = dict[str, tuple[list[str], list[str]]]  # role -> (texts, the character after each)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shakespeare(TextSource):
+    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`; `owners` are the roles, sorted by name."""
+
+    max_words: int = len(LETTERS)
+    vocabulary: str | None = None
+    vectors: str | None = None
+
+    def read(self, length: int) -> Labelled:
+        train, test = (pooled(self.users(split), length) for split in ("train", "test"))
+        return Labelled(train, test, numbers_of(train), numbers_of(test), tuple(LETTERS))
+
+    def load(self, like: TextData | None = None) -> TextData:
+        sizes = [len(texts) for _, (texts, _) in sorted(self.users("train").items())]
+        return replace(super().load(like), owners=np.repeat(np.arange(len(sizes)), sizes))
+
+    def users(self, split: str) -> Users:
+        """Return the roles of a split."""
+        return self._users[split]
+
+    @cached_property
+    def _users(self) -> dict[str, Users]:
+        paths = {split: split_files(Path(self.data_dir, self.name, split), KIND, HOW) for split in ("train", "test")}
+        return {split: read_users(found, sample, KIND) for split, found in paths.items()}
+
+    def _vocabulary(self, texts: Sequence[str]) -> tuple[tuple[str, ...], torch.Tensor | None]:
+        return complete(tuple(LETTERS)), None
+
+
+def sample(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
+    """Return the examples of a role, checked; raises ValueError."""
+    require_sound(len(x) == len(y), f"{len(x)} texts but {len(y)} next characters")
+    require_sound(all(type(text) is str for text in x), "texts that are none")
+    require_sound(all(type(each) is str and len(each) == 1 and each in LETTERS for each in y), "y that LEAF has not")
+    return x, y
+
+
+def pooled(users: Users, length: int) -> Texts:
+    """Return the last `length` characters of all texts, role by role in sorted order."""
+    pairs = [users[role] for role in sorted(users)]
+    texts = [text[-length:] for x, _ in pairs for text in x]
+    return Texts(texts, [each for _, y in pairs for each in y], [])
+
+
+def numbers_of(texts: Texts) -> list[int]:
+    return [LETTERS.index(each) for each in texts.labels]

@@ -1,0 +1,123 @@
+"""Low-rank adapters: E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR 2022), equation 3.
+
+h = W x + (alpha / r) B A x, where W stays as it is and A [r, in], B [out, r] are trained; B begins at zero. Adapted are
+linear layers and convolutions (A a convolution like W's with r outputs, B one of 1 x 1). The names are of our own
+making, the numbers those of the library peft with `init_lora_weights=True`, with which a test compares where it is
+installed. peft itself wraps whole models, chooses and saves adapters by name, and needs transformers; of all that a
+federation needs these lines alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedexp.core.errors import ConfigError, nearest, require
+
+Layer = nn.Linear | nn.Conv2d  # what can be adapted
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Layers that have adapters, and their size. All else but the head is frozen."""
+
+    rank: int = 0  # r; 0: no adapters
+    alpha: float | None = None  # scale times r; None: r, a scale of 1
+    targets: tuple[str, ...] = ()  # ends of the names of layers; (): all linear layers but the head
+    freeze_a: bool = False  # only B is trained, so that the mean of products is that of B (FFA-LoRA)
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "model.lora.rank", self.rank, "at least 0 (0 = no adapters)")
+        good = self.alpha is None or (math.isfinite(self.alpha) and self.alpha > 0)
+        require(good, "model.lora.alpha", self.alpha, "greater than 0, or null")
+
+    def adapt(self, network: nn.Module, head: str | None) -> None:
+        """Freeze a network but for its head, and put adapters into it. Raises ConfigError where the head is not known,
+        or a target is no layer that can be adapted."""
+        if head is None:
+            raise ConfigError("model.lora.rank: the head is trained beside the adapters; name it with model.head")
+        for name, parameter in network.named_parameters():
+            if not name.startswith(f"{head}."):
+                parameter.requires_grad_(False)
+        scale = 1.0 if self.alpha is None else self.alpha / self.rank
+        for name in chosen(network, self.targets, head):
+            parent, _, own = name.rpartition(".")
+            layer = network.get_submodule(name)
+            assert isinstance(layer, Layer)
+            adapter = LowRank(layer, self.rank, scale)
+            adapter.down.weight.requires_grad_(not self.freeze_a)
+            setattr(network.get_submodule(parent), own, adapter)
+
+
+def chosen(network: nn.Module, targets: Sequence[str], head: str) -> list[str]:
+    """Return the names of the layers that get adapters."""
+    layers = {n: m for n, m in network.named_modules() if isinstance(m, Layer) and n != head}
+    if not targets:
+        layers = {n: m for n, m in layers.items() if isinstance(m, nn.Linear) and adaptable(network, n, m)}
+        return require_some(list(layers), "[]", "the network has no linear layer but its head; name convolutions")
+    found: list[str] = []
+    for target in targets:
+        mine = [n for n in layers if n == target or n.endswith(f".{target}")]
+        shown = ", ".join(dict.fromkeys(n.rpartition(".")[2] for n in layers))
+        require_some(mine, target, f"no linear layer or convolution{nearest(target, layers)}; names end in: {shown}")
+        if wrong := [n for n in mine if not adaptable(network, n, layers[n])]:
+            raise ConfigError(f"model.lora.targets={target}: {wrong[0]} is {REFUSED}")
+        found += [n for n in mine if n not in found]
+    return found
+
+
+REFUSED = "a grouped convolution, or a part of nn.MultiheadAttention, which reads its weights past the layer"
+
+
+def adaptable(network: nn.Module, name: str, layer: nn.Module) -> bool:
+    """Return whether an adapter in the place of a layer is called: torch's attention does not call its projection."""
+    parent = network.get_submodule(name.rpartition(".")[0])
+    return not isinstance(parent, nn.MultiheadAttention) and getattr(layer, "groups", 1) == 1
+
+
+def require_some(names: list[str], target: str, problem: str) -> list[str]:
+    if not names:
+        raise ConfigError(f"model.lora.targets={target}: {problem}")
+    return names
+
+
+class LowRank(nn.Module):
+    """A layer with its adapter."""
+
+    def __init__(self, base: Layer, rank: int, scale: float) -> None:
+        super().__init__()
+        self.base: Layer = base
+        self.scale = scale
+        self.down: Layer
+        self.up: Layer
+        if isinstance(base, nn.Conv2d):
+            assert not isinstance(base.padding, str)
+            places = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
+            self.down = nn.Conv2d(base.in_channels, rank, base.kernel_size, bias=False, **places)  # type: ignore[arg-type]
+            self.up = nn.Conv2d(rank, base.out_channels, 1, bias=False)
+        else:
+            self.down = nn.Linear(base.in_features, rank, bias=False)
+            self.up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))  # as torch begins a linear layer
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.scale * self.up(self.down(x))
+
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        """Return the layer alone, with W + scale B A as its weights."""
+        change = torch.einsum("or,r...->o...", self.up.weight.flatten(1), self.down.weight)
+        self.base.weight += self.scale * change
+        return self.base
+
+
+def merge(network: nn.Module) -> nn.Module:
+    """Return a network with all adapters merged into their layers, in place; its names are those without adapters."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, LowRank):
+            parent, _, own = name.rpartition(".")
+            setattr(network.get_submodule(parent), own, module.merged())
+    return network

@@ -1,0 +1,165 @@
+"""Data sets of Hugging Face and partitions of Flower: optional packages, tested where they are installed."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedexp.core.errors import ConfigError
+from fedexp.data.partition import IID, Sharding
+from fedexp.data.partition_flower import Flower
+from fedexp.data.partition_lda import LDA
+from fedexp.rundir.fingerprint import data_marks
+from test_datasets import load
+
+PAIRS = np.random.default_rng(0).integers(0, 10, 2000)
+
+
+@pytest.fixture
+def datasets():
+    return pytest.importorskip("datasets")
+
+
+@pytest.fixture
+def flower():
+    pytest.importorskip("flwr_datasets")
+
+
+def save(datasets, folder: Path, train: dict, test: dict, features=None) -> str:
+    splits = {
+        name: datasets.Dataset.from_dict(part, features=features) for name, part in (("train", train), ("test", test))
+    }
+    datasets.DatasetDict(splits).save_to_disk(str(folder))
+    return str(folder)
+
+
+def images(datasets, tmp_path) -> tuple[str, np.ndarray]:
+    from PIL import Image
+
+    x = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    parts = [{"img": [Image.fromarray(each) for each in x[:n]], "label": [1, 0, 1][:n]} for n in (3, 2)]
+    return save(datasets, tmp_path / "saved", *parts, features), x
+
+
+def test_a_folder_of_images_that_the_library_saved(datasets, tmp_path):
+    path, x = images(datasets, tmp_path)
+    grey = ("dataset.mean=[0.5]", "dataset.std=[0.5]", f"dataset.path='{path}'")
+    for _ in range(2):  # decoded, then from the cache
+        data = load("huggingface", tmp_path, *grey)
+        assert np.array_equal(data.x_train[..., 0].numpy(), x)
+        assert (data.y_train.tolist(), data.y_test.tolist(), data.classes) == ([1, 0, 1], [1, 0], ("cat", "dog"))
+    resized = load("huggingface", tmp_path, f"dataset.path='{path}'", "dataset.size=2")
+    assert tuple(resized.x_test.shape) == (2, 2, 2, 3)
+
+
+def test_a_folder_of_texts_that_the_library_saved(datasets, tmp_path):
+    train, test = {"text": ["abba", "c"], "label": ["good", "bad"]}, {"text": ["ax"], "label": ["bad"]}
+    path = save(datasets, tmp_path / "saved", train, test)
+    data = load("huggingface_text", tmp_path, f"dataset.path='{path}'", "dataset.length=3")
+    assert ["".join(data.vocabulary[c] for c in row) for row in data.x_train] == ["abb", "c<PAD><PAD>"]
+    assert [data.classes[c] for c in (*data.y_train, *data.y_test)] == ["good", "bad", "bad"]
+    save(datasets, tmp_path / "more", train, {"text": ["ax"], "label": ["new"]})
+    with pytest.raises(ConfigError, match="has the label 'new', which is none of the 2 classes"):
+        load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("dataset.train_split=trian", "no such split.*nearest: 'train'"),
+        ("dataset.column=picture", "must be one of the columns img, label"),
+        ("dataset.column=label", "has no images but int"),
+        ("dataset.path=null", "must be a name on the Hugging Face hub or a local folder"),
+    ],
+)
+def test_what_is_wrong_is_named(override, message, datasets, tmp_path):
+    path, _ = images(datasets, tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load("huggingface", tmp_path, f"dataset.path='{path}'", override)
+
+
+def test_a_folder_without_a_data_set_is_refused(datasets, tmp_path):
+    with pytest.raises(ConfigError, match="cannot be loaded by the package datasets"):
+        load("huggingface", tmp_path, f"dataset.path='{tmp_path}'")
+
+
+def test_the_same_folder_elsewhere_is_the_same_data(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.arrow").write_bytes(b"1234")
+    marks = [data_marks({"dataset": {"path": str(tmp_path / name)}}) for name in ("a", "b")]
+    assert marks[0] == marks[1] != {}
+    assert data_marks({"dataset": {"path": "ylecun/mnist"}}) == {}, "a name counts as it stands"
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"dataset.path=x/y: needs the package datasets: pip install .*huggingface"):
+        load("huggingface", tmp_path, "dataset.path=x/y")
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(ConfigError, match=r"partition=flower: needs the package flwr-datasets: pip install .*flower"):
+        Flower(name="IidPartitioner").split(PAIRS, 10, np.random.default_rng(0))
+
+
+# --- partitions of Flower
+
+
+def test_a_partitioner_of_flower_divides_the_examples(flower):
+    scheme = Flower(name="DirichletPartitioner", options={"alpha": 0.5})
+    first, second = (scheme.split(PAIRS, 10, np.random.default_rng(1)) for _ in range(2))
+    assert first.hash == second.hash, "its seed is drawn from ours"
+    assert sorted(np.concatenate(first.parts).tolist()) == list(range(2000))
+    owners = np.repeat(np.arange(4), 500)
+    natural = Flower(name="NaturalIdPartitioner").split(PAIRS, 4, np.random.default_rng(0), owners)
+    assert [part.tolist() for part in natural.parts] == [list(range(500 * k, 500 * (k + 1))) for k in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("DirichletPartitoner", {}, "no partitioner of flwr-datasets.*nearest: 'DirichletPartitioner'"),
+        (None, {}, "partition.name=None: no partitioner of flwr-datasets: "),
+        ("IidPartitioner", {"alpha": 1}, "partition.options.alpha: IidPartitioner has none.*: num_partitions"),
+        ("DirichletPartitioner", {"alpha": -1.0}, "DirichletPartitioner says: "),
+        ("DirichletPartitioner", {}, "DirichletPartitioner says: .*alpha"),
+        ("SizePartitioner", {"partition_sizes": [1999, 1]}, "makes 2 clients; use num_clients=2"),
+    ],
+)
+def test_options_that_flower_does_not_take_are_named(name, options, message, flower):
+    with pytest.raises(ConfigError, match=message):
+        Flower(name=name, options=options).split(PAIRS, 10, np.random.default_rng(0))
+
+
+# --- Flower's partitioners as an oracle of our own
+
+
+def largest_share(partition) -> float:
+    """The mean over clients of the share of their most frequent class."""
+    return float((partition.counts.max(1) / partition.counts.sum(1)).mean())
+
+
+def mean_share(scheme, seeds) -> float:
+    return float(np.mean([largest_share(scheme.split(PAIRS, 10, np.random.default_rng(seed))) for seed in seeds]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+def test_dirichlet_is_as_skewed_as_flower_s(alpha, flower):
+    """Both draw the shares of a class over the clients; Flower's self_balancing is our balance."""
+    ours = LDA(alpha=alpha, min_size=10, balance=True, max_draws=10000)
+    theirs = Flower(
+        name="DirichletPartitioner", options={"alpha": alpha, "self_balancing": True, "min_partition_size": 10}
+    )
+    assert mean_share(ours, range(20)) == pytest.approx(mean_share(theirs, range(20)), abs=0.05)
+
+
+@pytest.mark.slow
+def test_shards_and_iid_are_as_skewed_as_flower_s(flower):
+    options = {"num_classes_per_partition": 2, "class_assignment_mode": "deterministic"}
+    ours, theirs = Sharding(shards_per_client=2), Flower(name="PathologicalPartitioner", options=options)
+    for scheme in (ours, theirs):
+        held = (scheme.split(PAIRS, 10, np.random.default_rng(0)).counts > 0).sum(1)
+        assert held.max() == 2
+    assert mean_share(IID(), range(20)) == pytest.approx(mean_share(Flower(name="IidPartitioner"), range(20)), abs=0.02)
