@@ -13,8 +13,8 @@ warm-up of 20 batches, and there are 10. Student and term are left out here.
 Deviations: a batch of images has the size of the local batch, there it divides all images among the steps of an epoch;
 neither the generated images nor the clients' copies of them are cropped and flipped; the model has all C outputs from
 the start, of which those of later tasks are left out of every loss, where the code adds outputs with a task; models
-without running statistics, such as model=cnn, have no statistics to match. The images are counted as sent in every
-round. Only where tasks bring new classes.
+without running statistics, such as model=cnn, have no statistics to match; weights are n_k, not equal ones.
+The images are counted as sent in every round. Only where tasks bring new classes.
 """
 
 import math
