@@ -81,7 +81,7 @@ def client(tmp_path, monkeypatch):
 
 
 def mlflow_config(tmp_path: Path) -> MLflow:
-    return MLflow(store=str(tmp_path / "store"), simulation="trials")
+    return MLflow(store=str(tmp_path / "store"), experiment="trials")
 
 
 def runs_of(client):

@@ -99,7 +99,8 @@ def sections() -> "list[Section]":
     ]
     drawn = {name: [curve(metric, title=metric) for metric in metrics] for name, metrics in CURVES.items()}
     drawn |= {name: [curve(title="accuracy of each class", metric_regex=f"{name}/.*")] for name in CLASSES}
-    names = ("test", *CLASSES, *(name for name in CURVES if name != "test"))
+    drawn["analysis"] = [curve(title="means over clients", metric_regex="analysis/.*")]
+    names = ("test", *CLASSES, *(name for name in CURVES if name != "test"), "analysis")
     return [
         Section(name="results", panels=[*bars], is_open=True),
         *(Section(name=name, panels=drawn[name], is_open=name in ("test", "forgetting")) for name in names),
