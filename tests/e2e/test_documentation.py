@@ -77,6 +77,8 @@ REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participatio
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
 PART = {
+    "forgetting_benchmark": {"experiment": "benchmark/domain_incremental", "algorithm": "fedavg"},
+    "forgetting_benchmark_digits": {"experiment": "benchmark/digits_class_incremental", "algorithm": "fedavg,fedlwf"},
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
     "fedntd_table12": {"algorithm.lambda_": "0,1"},
     "flashback_table1": {"algorithm": "fedavg,flashback"},
