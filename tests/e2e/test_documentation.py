@@ -80,6 +80,7 @@ PART = {
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
     "fedntd_table12": {"algorithm.lambda_": "0,1"},
     "flashback_table1": {"algorithm": "fedavg,flashback"},
+    "flashback_fig2": {"algorithm": "fedavg,flashback"},
     "fedka_table1": {"experiment": "fedka/cifar10"},
     "cfed_table1": {"experiment": "cfed/text_class", "algorithm": "fedavg,cfed"},
 }
@@ -137,6 +138,7 @@ NOT_EXECUTED = {
         f"fedexp analyse {rest}": "tests/test_analyse.py runs each kind"
         for rest in (
             "run hypersphere",
+            "run loss_plane --directions eigenvectors",
             "run neurons",
             "run hessian",
             "run loss_plane",
