@@ -81,9 +81,12 @@ REDUCED = {"rounds": "1", "local.epochs": "1", "num_clients": "5", "participatio
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, where the command does not say which.
 PART = {
+    "forgetting_benchmark": {"experiment": "benchmark/domain_incremental", "algorithm": "fedavg"},
+    "forgetting_benchmark_digits": {"experiment": "benchmark/digits_class_incremental", "algorithm": "fedavg,fedlwf"},
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
     "fedntd_table12": {"algorithm.lambda_": "0,1"},
     "flashback_table1": {"algorithm": "fedavg,flashback"},
+    "flashback_fig2": {"algorithm": "fedavg,flashback"},
     "fedka_table1": {"experiment": "fedka/cifar10"},
     "cfed_table1": {"experiment": "cfed/text_class", "algorithm": "fedavg,cfed"},
 }
@@ -154,6 +157,7 @@ NOT_EXECUTED = {
         f"fedexp analyse {rest}": "tests/test_analyse.py runs each kind"
         for rest in (
             "run hypersphere",
+            "run loss_plane --directions eigenvectors",
             "run neurons",
             "run hessian",
             "run loss_plane",

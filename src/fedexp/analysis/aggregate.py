@@ -85,7 +85,7 @@ def make_rank_figures(directory: Path, runs: Sequence[RunDirectory], look: Pictu
         return []
     from fedexp.analysis.draw_ranks import diagram
 
-    names = [slug(f"critical_difference_{each.measure}_{len(each.settings)}_settings") for each in found]
+    names = [slug(" ".join(["critical difference", each.measure, *each.settings])) for each in found]
     return save_all(directory / "figures", zip(names, [partial(diagram, each) for each in found], strict=True), look)
 
 

@@ -3,6 +3,7 @@
 Every function has the settings of a sweep (`sweep_figures.Setting`), the title of the sweep, and options of its own.
 """
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -273,7 +274,8 @@ def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Fi
     shown = flat(settings)
     found = [preferred_classes(method.runs[0], examples) for _, method in shown]
     classes = len(shown[0][1].files[0].classes)
-    return draw_models.neurons([label for label, _ in shown], found, classes, said_of(settings, title))
+    wrapped = "\n".join(textwrap.wrap(said_of(settings, title), 80))
+    return draw_models.neurons([label for label, _ in shown], found, classes, wrapped)
 
 
 def one_panel(settings: Sequence[Setting], title: str, subject: str) -> tuple[Figure, Axes]:

@@ -30,7 +30,7 @@ def paper_pictures(sweep: Sweep | None, runs: Sequence[RunDirectory]) -> "Iterat
     for node in sweep.pictures:
         name = "_".join(filter(None, [sweep.name, str(node.get("name", ""))]))
         try:
-            figure = draw_one(node, settings, sweep.title)
+            figure = draw_one(node, settings, sweep.title.partition(": ")[0])
         except ConfigError as error:
             log.warning("%s: not drawn (%s)", name, error)
             continue
@@ -73,14 +73,21 @@ def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
     single = len({run.summary.get("algorithm") for run in runs}) == 1
     found: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
-        cell = cell_of(sweep, run.overrides)
+        cell = cell_of(sweep, [as_typed(text) for text in run.overrides])
         setting, method = names(run, shared, single)
         fields = cell[1] if cell else {}
         place = found.setdefault(fields.get("setting", setting), {})
         place.setdefault(fields.get("method", method), []).append(run)
     axes = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
-    changed = [o for o in sorted(shared) if o.partition("=")[0] not in axes and o not in fixed]
+    changed = [o for o in sorted(shared) if o.partition("=")[0] not in axes and as_typed(o) not in fixed]
     common = " ".join(o for o in changed if o in said(runs[0]))
     return [Setting(s, tuple(Method(m, by_seed(group)) for m, group in methods.items()), common)
             for s, methods in found.items()]  # fmt: skip
+
+
+def as_typed(override: str) -> str:
+    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file: without the backslashes of an
+    interpolation, truth values in small letters."""
+    key, _, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
+    return f"{key}={value.lower() if value in ('True', 'False') else value}"

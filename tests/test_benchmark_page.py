@@ -1,0 +1,55 @@
+"""The page of the benchmark shows what the committed runs say, and no method stands for another."""
+
+from pathlib import Path
+
+from fedexp.analysis.benchmark import runs_of
+from fedexp.analysis.compare import load_runs
+from fedexp.analysis.sweep import load_sweep
+from fedexp.rundir.evidence import with_kept
+from toy_federation import CONF
+
+ROOT = Path(__file__).parents[1]
+NAME = "forgetting_benchmark_digits"
+
+
+def table(page: str, name: str) -> str:
+    return page.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+
+
+def test_the_tables_of_the_page_are_those_of_the_report():
+    page = (ROOT / "docs" / "guide" / "benchmark.md").read_text(encoding="utf-8")
+    report = (ROOT / "multirun" / NAME / "table.md").read_text(encoding="utf-8")
+    for name in ("results", "ranks"):
+        assert len(table(page, name).splitlines()) > 20
+        assert table(page, name) in report
+
+
+def test_both_sweeps_have_the_same_methods_and_settings():
+    small, full = (load_sweep(name, [CONF]) for name in (NAME, "forgetting_benchmark"))
+    cells = [[block.fields(each) for block in sweep.blocks for each in block.combinations()] for sweep in (small, full)]
+    assert cells[0] == cells[1]
+    assert len({cell["method"] for cell in cells[0]}) >= 20
+    assert len({cell["setting"] for cell in cells[0]}) == 3
+
+
+def test_the_page_says_how_many_methods_and_runs_there_are():
+    sweep = load_sweep("forgetting_benchmark", [CONF])
+    cells = [block.fields(each) for block in sweep.blocks for each in block.combinations()]
+    page = (ROOT / "docs" / "guide" / "benchmark.md").read_text(encoding="utf-8")
+    assert f"runs {len({cell['method'] for cell in cells})}\nmethods" in page
+    assert f"the {3 * len(cells)} runs of three seeds" in page
+    assert f"{2 * len(cells)} short runs" in page
+    assert sweep.title.startswith(f"Forgetting benchmark: {len({cell['method'] for cell in cells})} methods")
+
+
+def test_no_method_stands_for_another():
+    """Of the committed runs of a setting and seed, no two methods have the same losses in all rounds."""
+    with with_kept(ROOT / "multirun" / NAME) as source:
+        runs = runs_of(load_sweep(NAME, [CONF]), load_runs(source))
+        curves = {
+            (key, seed): tuple(run.values("train_loss")) for key, seeds in runs.items() for seed, run in seeds.items()
+        }
+    assert len(curves) > 100
+    for setting in {key[1] for key, _ in curves}:
+        mine = [curve for (key, _), curve in curves.items() if key[1] == setting]
+        assert len(set(mine)) == len(mine)
