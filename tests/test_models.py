@@ -15,7 +15,7 @@ from fedexp.models.cnn import CNN
 from fedexp.models.resnet import CifarResNet, TorchvisionResNet
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
-ELSEWHERE = {"textcnn", "torchvision", "timm"}  # which test_text.py and test_own_models.py test
+ELSEWHERE = {"textcnn", "lstm", "torchvision", "timm"}  # which test_text.py and test_own_models.py test
 OPTIONS = sorted({path.stem for path in CONF.glob("*.yaml")} - ELSEWHERE)
 CIFAR, MNIST, DIGITS, TINY = (3, 32, 32), (1, 28, 28), (1, 8, 8), (3, 64, 64)
 
