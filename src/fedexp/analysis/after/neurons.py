@@ -16,7 +16,7 @@ MOST_CLIENTS = 20  # whose models are shown
 
 @dataclass(frozen=True)
 class Preferences:
-    """What the neurons of the last hidden layer prefer, in each model of a round."""
+    """Preferred classes of the neurons of the last hidden layer, in each model of a round."""
 
     round: int
     names: tuple[str, ...]  # of the models: global before, clients, global after
