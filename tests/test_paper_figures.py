@@ -11,6 +11,7 @@ from fedexp.analysis.paper_figures import as_typed, draw_one, labelled, paper_pi
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
+from fedexp.figures.load import load_run
 from fedexp.metrics import forgetting
 from test_sweep_figures import make_run
 from toy_federation import CONF
@@ -62,6 +63,18 @@ def test_overrides_are_found_as_hydra_notes_them():
     assert as_typed(r"keep_local_models=$\{rounds\}") == "keep_local_models=${rounds}"
     assert as_typed("forgetting_metric.local=True") == "forgetting_metric.local=true"
     assert as_typed("algorithm=fedavg") == "algorithm=fedavg"
+
+
+def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):
+    """However many rounds there are, the colours are those of a few classes."""
+    sweep = load_sweep("fedka_fig1", [CONF])
+    make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
+    figure = draw_paper.class_curves(labelled(sweep, load_runs(tmp_path)), sweep.title)
+    history = load_run(next(tmp_path.glob("run*"))).history
+    for c, (line, key) in enumerate(zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)):
+        if c < 5:
+            np.testing.assert_allclose(line.get_ydata(), history.matrix[:, c])
+            assert line.get_color() == key.get_color() == f"C{c}"
 
 
 def test_consistency_is_the_cosine_of_each_round_with_the_one_before(tmp_path):

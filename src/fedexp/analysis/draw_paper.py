@@ -64,16 +64,15 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     for axes, (label, method) in zip(panels, shown, strict=True):
         history = history_of(method)
+        count = history.matrix.shape[1]
         for c, values in enumerate(history.matrix.T):
-            axes.plot(
-                history.rounds, values, **draw_models.class_look(c, len(values)), linewidth=stroke(0.5), alpha=0.8
-            )
+            axes.plot(history.rounds, values, **draw_models.class_look(c, count), linewidth=stroke(0.5), alpha=0.8)
         mean = np.nanmean(history.matrix, 1)
         axes.plot(history.rounds, mean, color="black", linewidth=stroke(1.6), label="mean of the classes")
         axes.set_title(label)
         finish(axes)
     panels[0].set_ylabel("test accuracy")
-    panels[0].legend(loc="upper left")
+    panels[0].legend(loc="lower right")
     classes = shown[0][1].files[0].classes
     draw_models.class_key(figure, list(panels), np.arange(len(classes)), classes, lines=True)
     draw_sweep.entitle(figure, "Class-wise test accuracy of the global model", said_of(settings, title))
