@@ -7,7 +7,7 @@ import pytest
 
 from fedexp.analysis import draw_paper
 from fedexp.analysis.compare import load_runs
-from fedexp.analysis.paper_figures import as_typed, draw_one, labelled, paper_pictures
+from fedexp.analysis.paper_figures import draw_one, labelled, paper_pictures
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
@@ -57,12 +57,6 @@ def test_runs_are_called_as_the_sweep_s_file_says(tmp_path):
     assert [each.name for each in settings] == ["IID", "alpha=0.5", "alpha=0.3", "alpha=0.1"]
     assert [[m.name for m in each.methods] for each in settings] == [["CIFAR-10", "CIFAR-100"]] * 4
     assert all(len(method.runs) == 2 for each in settings for method in each.methods)
-
-
-def test_overrides_are_found_as_hydra_notes_them():
-    assert as_typed(r"keep_local_models=$\{rounds\}") == "keep_local_models=${rounds}"
-    assert as_typed("forgetting_metric.local=True") == "forgetting_metric.local=true"
-    assert as_typed("algorithm=fedavg") == "algorithm=fedavg"
 
 
 def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):

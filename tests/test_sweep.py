@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedexp.analysis import compare
-from fedexp.analysis.sweep import cell_of, expand, launches, load_sweep, protocol_of
+from fedexp.analysis.sweep import as_written, cell_of, expand, launches, load_sweep, protocol_of
 from fedexp.cli import main, preview
 from fedexp.cli.preview import Planned, estimate, plan, status
 from fedexp.config.build import build
@@ -73,6 +73,19 @@ def test_a_run_finds_its_cell_again(name):
             seen.add(frozenset(overrides))
     assert len(seen) == sum(1 for block in sweep.blocks for _ in block.combinations())
     assert cell_of(sweep, ["seed=2"]) is None
+
+
+def test_truth_values_and_interpolations_as_hydra_notes_them():
+    """Hydra's sweeper writes `True` and `$\\{rounds\\}` into overrides.yaml; a sweep's file has `true`, `${rounds}`."""
+    assert as_written(r"keep_local_models=$\{rounds\}") == "keep_local_models=${rounds}"
+    assert as_written("forgetting_metric.local=True") == "forgetting_metric.local=true"
+    assert as_written("algorithm=fedavg") == "algorithm=fedavg"
+    sweep = load_sweep("fedntd_fig15", [CONF])
+    (job, *_) = [job for job in launches(sweep, []) if "algorithm.tau_squared=false" in job]
+    job = next(each for each in expand(job))
+    noted = [option.replace("=false", "=False") for option in job]
+    assert cell_of(sweep, noted) == cell_of(sweep, job) is not None
+    assert protocol_of(sweep, noted) == protocol_of(sweep, job) == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedexp.analysis.sweep import Sweep, cell_of
+from fedexp.analysis.sweep import Sweep, as_written, cell_of
 from fedexp.analysis.sweep_figures import Method, Setting, by_seed, names, said, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
@@ -73,21 +73,14 @@ def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
     single = len({run.summary.get("algorithm") for run in runs}) == 1
     found: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
-        cell = cell_of(sweep, [as_typed(text) for text in run.overrides])
+        cell = cell_of(sweep, run.overrides)
         setting, method = names(run, shared, single)
         fields = cell[1] if cell else {}
         place = found.setdefault(fields.get("setting", setting), {})
         place.setdefault(fields.get("method", method), []).append(run)
     axes = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
-    changed = [o for o in sorted(shared) if o.partition("=")[0] not in axes and as_typed(o) not in fixed]
+    changed = [o for o in sorted(shared) if o.partition("=")[0] not in axes and as_written(o) not in fixed]
     common = " ".join(o for o in changed if o in said(runs[0]))
     return [Setting(s, tuple(Method(m, by_seed(group)) for m, group in methods.items()), common)
             for s, methods in found.items()]  # fmt: skip
-
-
-def as_typed(override: str) -> str:
-    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file: without the backslashes of an
-    interpolation, truth values in small letters."""
-    key, _, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
-    return f"{key}={value.lower() if value in ('True', 'False') else value}"

@@ -153,7 +153,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
 def cell_of(sweep: Sweep, overrides: Sequence[str]) -> tuple[Block, dict[str, str]] | None:
     """Return (block, fields of the printed cells) of a run by the overrides it was started with; None: not a run of
     it."""
-    given = set(overrides)
+    given = set(map(as_written, overrides))
     for block in sweep.blocks:
         if not given.issuperset(block.fixed):
             continue
@@ -163,6 +163,13 @@ def cell_of(sweep: Sweep, overrides: Sequence[str]) -> tuple[Block, dict[str, st
             if len(combination) + len(block.fixed) >= most_specific(sweep, given):
                 return block, block.fields(combination)
     return None
+
+
+def as_written(override: str) -> str:
+    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file: without the backslashes of an
+    interpolation, truth values in small letters."""
+    key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
+    return f"{key}{equals}{value.lower() if value in ('True', 'False') else value}"
 
 
 def most_specific(sweep: Sweep, given: set[str]) -> int:
@@ -184,7 +191,7 @@ def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
                 "keep_models", "keep_local_models", "objective")  # fmt: skip
     return [
         text
-        for text in overrides
+        for text in map(as_written, overrides)
         if (key := text.partition("=")[0].lstrip("+~")) not in keys
         and text not in fixed
         and not key.startswith(harmless)
