@@ -45,6 +45,7 @@ WRITTEN = [path.relative_to(ROOT).as_posix() for pattern in ("*.md", "benchmarks
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
+NAME = re.compile("fedexp (report|view|evaluate|figures|push|dashboard|analyse)")  # of a command that wants arguments
 PROGRAMS = ("fedexp", "python", "python3", "make", "pip", "torchrun", "srun", "wandb", "export", "PYTHONPATH=.")
 # What stands in a command for something that differs from user to user, and an example of it.
 EXAMPLES = {
@@ -52,6 +53,7 @@ EXAMPLES = {
     "hydra/launcher=<name>": "hydra/launcher=joblib",
     "multirun/<sweep>": "multirun/fedntd_table1",
     "<run directory>": "run",
+    "resume=<dir>": "resume=run",
     "fedexp report <dir>": "fedexp report multirun/fedntd_table1",
     "fedexp report <sweep>": "fedexp report multirun/fedntd_table1",
     "fedexp report <directory> --metric": "fedexp report multirun/cfed --metric",
@@ -220,7 +222,7 @@ def lines_of(text: str) -> Iterator[str]:
     for block in INDENTED.findall(plain):
         yield from (line for line in block.splitlines() if line.split()[0] in PROGRAMS)
     for span in SPAN.findall(INDENTED.sub("", plain)):
-        if span.split()[0] in PROGRAMS and len(span.split()) > 1:
+        if span.split()[0] in PROGRAMS and len(span.split()) > 1 and not NAME.fullmatch(span):
             yield span
 
 
@@ -423,7 +425,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
-    if "profile" in given or any(key.startswith("schedule.") for key in given):
+    if "profile" in given or any(key.startswith(("schedule.", "analysis.rounds")) for key in given):
         del changes["rounds"]  # the second is traced; later ones have other data
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)
