@@ -12,11 +12,13 @@ import torch
 import fedexp
 from fedexp.analysis.after import features, loss_plane, vectors
 from fedexp.analysis.after.hessian import largest, loss_hessian, spectrum_of
+from fedexp.analysis.after.pictures import picture_of
 from fedexp.analysis.after.subject import Named, Subject
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
 from fedexp.rundir.kept_models import KeptModel
+from fedexp.rundir.reader import RunDirectory
 from toy_federation import PLAIN, make_simulation, play
 
 HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0])}
@@ -202,7 +204,8 @@ def run(tmp_path_factory):
     """Two rounds of a tiny network with features on the circle; the local models of the second are kept."""
     small = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu",
              "hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "tracker=none", "rounds=2",
-             "model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]", "keep_local_models=[2]"]  # fmt: skip
+             "model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]", "keep_local_models=[2]",
+             "checkpoint_interval=1"]  # fmt: skip
     return fedexp.run(small, directory=tmp_path_factory.mktemp("runs") / "run")
 
 
@@ -213,6 +216,16 @@ def tables(run, capsys, *arguments):
     paths = [Path(line.strip()) for line in printed.splitlines() if line.startswith("  ")]
     assert all(path.stat().st_size > 0 for path in paths)
     return [pd.read_csv(path) for path in paths if path.suffix == ".csv"], paths, printed
+
+
+def test_pictures_for_the_report_of_a_sweep_write_nothing(run):
+    """Of the first client whose model is kept, on the plane of two eigenvectors; and of all models of the round."""
+    before = sorted(run.directory.rglob("*"))
+    small = {"examples": 20, "device": "cpu"}
+    plane = {"directions": "eigenvectors", "points": 3, "client": "first"}
+    for kind, options in (("loss_plane", plane), ("hypersphere", {"clients": 2}), ("tsne", {"perplexity": 5.0})):
+        assert picture_of(RunDirectory(run.directory), kind, small | options)().axes
+    assert sorted(run.directory.rglob("*")) == before
 
 
 def test_each_kind_writes_a_table_and_a_picture(run, capsys):
@@ -253,7 +266,7 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["hessian", "--round", "9"], "the model after round 9 is not kept; kept: 0, 1, 2"),
+        (["hessian", "--round", "9"], "the model after round 9 is not kept; kept: 1, 2"),
         (["hessian", "--client", "99"], "no model of client 99 is kept of round 2"),
         (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client from 0 to 7"),
         (["hessian", "--eigenvalues", "0"], "--eigenvalues 0: must be at least 1"),

@@ -17,7 +17,9 @@ from test_sweep_figures import make_run
 from toy_federation import CONF
 
 SWEEPS = [name for name in list_options("sweep", [CONF]) if load_sweep(name, [CONF]).pictures]
-NEEDS_MODELS = {"fedntd_fig17": ["local models"]}  # what the warning says where no models are kept
+NEEDS_MODELS = {
+    name: ["local models"] for name in ("fedntd_fig14", "fedntd_fig17", "fedntd_fig18", "fedntd_fig19")
+}  # what the warning says where no models are kept
 
 
 def runs_of(sweep, folder, seeds=(0,)):

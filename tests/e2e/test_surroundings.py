@@ -30,6 +30,7 @@ def command(*arguments: str, environment=None, **options) -> subprocess.Popen:
 
 def test_a_signal_during_imports_is_noted_and_raised_after_them():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may have been started under nohup
     try:
         for number in before:
             interrupts.hold()

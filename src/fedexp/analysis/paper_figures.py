@@ -1,8 +1,8 @@
 """The figures of a paper, drawn from the runs of the sweep that has their name: `pictures` in conf/sweep/<name>.yaml.
 
-Each is a mapping with `kind` (a key of KINDS), options of that kind and, where a sweep has several, `name`: the picture
-is <sweep>_<name>. The fields `setting` and `method` beside the values of the sweep's axes label its runs; of several
-seeds, pictures of single runs show the lowest.
+Each is a mapping with `kind` (one of `draw_one` or of AFTER), options of that kind and, where a sweep has several,
+`name`: the picture is <sweep>_<name>, and of AFTER one of each run. The fields `setting` and `method` beside the values
+of the sweep's axes label its runs; of several seeds, pictures of single runs show the lowest.
 """
 
 import logging
@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedexp.analysis.sweep import Sweep, as_written, cell_of
-from fedexp.analysis.sweep_figures import Method, Setting, by_seed, names, said, shared_overrides
+from fedexp.analysis.sweep_figures import Method, Setting, by_seed, names, said, shared_overrides, slug
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger("fedexp")
+AFTER = ("loss_plane", "hypersphere", "tsne")  # kinds of `fedexp analyse`: a picture for each run
 
 
 def paper_pictures(sweep: Sweep | None, runs: Sequence[RunDirectory]) -> "Iterator[tuple[str, Callable[[], Figure]]]":
@@ -29,12 +30,31 @@ def paper_pictures(sweep: Sweep | None, runs: Sequence[RunDirectory]) -> "Iterat
     settings = labelled(sweep, runs)
     for node in sweep.pictures:
         name = "_".join(filter(None, [sweep.name, str(node.get("name", ""))]))
+        if node["kind"] in AFTER:
+            yield from pictures_of_runs(node, settings, name)
+            continue
         try:
             figure = draw_one(node, settings, sweep.title.partition(": ")[0])
         except ConfigError as error:
             log.warning("%s: not drawn (%s)", name, error)
             continue
         yield name, partial(lambda figure: figure, figure)
+
+
+def pictures_of_runs(
+    node: Mapping[str, Any], settings: Sequence[Setting], name: str
+) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+    """Yield (name, call that draws it) of an analysis of kept models, a picture for each setting and method."""
+    from fedexp.analysis.after.pictures import picture_of
+
+    options = {key: value for key, value in node.items() if key not in ("kind", "name")}
+    for setting in settings:
+        for method in setting.methods:
+            each = slug("_".join([name, setting.name, method.name]))
+            try:
+                yield each, picture_of(method.runs[0], str(node["kind"]), options)
+            except ConfigError as error:
+                log.warning("%s: not drawn (%s)", each, error)
 
 
 def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedexp.analysis.after.defaults import COMMON, OF_KIND
 from fedexp.core.errors import ConfigError, StorageError, require, require_choice, say
 from fedexp.core.pictures import add_flags
 
@@ -39,32 +40,33 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
         of[name].add_argument("--client", type=int, help="its local model of that round, instead of the global one")
     for name in ("hypersphere", "tsne", "neurons"):
         of[name].add_argument(
-            "--round", type=rounds_in, default=[], help="whose models, several with commas (default: the last round of "
+            "--round", type=rounds_in, help="whose models, several with commas (default: the last round of "
             "which local models are kept)"
         )  # fmt: skip
     plane = of["loss_plane"]
-    plane.add_argument("--directions", default="random", help="random (filter-normalised), eigenvectors, models")
+    plane.add_argument("--directions", help="random (filter-normalised), eigenvectors, models")
     plane.add_argument("--models", help="of --directions models: three of global, before and numbers of clients "
                        "(default: global and the first two clients)")  # fmt: skip
-    plane.add_argument("--points", type=int, default=21, help="on each side of the grid (default: 21)")
+    plane.add_argument("--points", type=int, help="on each side of the grid (default: 21)")
     plane.add_argument("--span", type=float, help="how far it reaches on either side, in units of its directions "
                        "(default: 1 for random, 0.5 for eigenvectors)")  # fmt: skip
-    of["hessian"].add_argument("--eigenvalues", type=int, default=5, help="how many (default: 5)")
-    of["hessian"].add_argument("--tolerance", type=float, default=1e-3, help="relative, of each (default: 0.001)")
-    of["hypersphere"].add_argument("--clients", type=int, default=3, help="at most so many local models (default: 3)")
-    of["tsne"].add_argument("--clients", type=int, default=10, help="at most so many local models (default: 10)")
-    of["tsne"].add_argument("--perplexity", type=float, default=30.0, help="of t-SNE (default: 30)")
-    of["tsne"].set_defaults(examples=200)
+    of["hessian"].add_argument("--eigenvalues", type=int, help="how many (default: 5)")
+    of["hessian"].add_argument("--tolerance", type=float, help="relative, of each (default: 0.001)")
+    of["hypersphere"].add_argument("--clients", type=int, help="at most so many local models (default: 3)")
+    of["tsne"].add_argument("--clients", type=int, help="at most so many local models (default: 10)")
+    of["tsne"].add_argument("--perplexity", type=float, help="of t-SNE (default: 30)")
+    for name, each in of.items():
+        each.set_defaults(**COMMON | OF_KIND[name])
     return parser
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the flags that every kind has."""
-    parser.add_argument("--data", default="test", help="test (the default), train, or the number of a client, for its "
+    parser.add_argument("--data", help="test (the default), train, or the number of a client, for its "
                         "training examples")  # fmt: skip
-    parser.add_argument("--examples", type=int, default=1000, help="at most so many, drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of examples, directions and t-SNE (default: 0)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
+    parser.add_argument("--examples", type=int, help="at most so many, drawn at random")
+    parser.add_argument("--seed", type=int, help="of examples, directions and t-SNE (default: 0)")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:<number>")
     parser.add_argument("--data-dir", help="where the run's data lie now (default: where they lay)")
     parser.add_argument("--config-dir", type=Path, help="a directory of your own groups")
     add_flags(parser)

@@ -1,0 +1,15 @@
+"""Options of the kinds of `fedexp analyse` with their defaults, for the command line and for the pictures of sweeps."""
+
+from typing import Any
+
+COMMON: dict[str, Any] = {"data": "test", "examples": 1000, "seed": 0, "device": "auto", "data_dir": None}
+OF_KIND: dict[str, dict[str, Any]] = {
+    "loss_plane": {
+        **{"round": None, "client": None, "directions": "random", "models": None},
+        **{"points": 21, "span": None},
+    },
+    "hessian": {"round": None, "client": None, "eigenvalues": 5, "tolerance": 1e-3},
+    "hypersphere": {"round": [], "clients": 3},
+    "tsne": {"round": [], "clients": 10, "perplexity": 30.0, "examples": 200},
+    "neurons": {"round": []},
+}
