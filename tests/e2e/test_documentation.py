@@ -159,7 +159,6 @@ NOT_EXECUTED = {
         f"fedexp analyse {rest}": "tests/test_analyse.py runs each kind"
         for rest in (
             "run hypersphere",
-            "run loss_plane --directions eigenvectors",
             "run neurons",
             "run hessian",
             "run loss_plane",
