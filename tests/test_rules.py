@@ -179,13 +179,11 @@ def test_runs_on_other_data_are_judged_by_order_alone():
 
 @pytest.mark.parametrize("name", list_options("sweep", [CONF]))
 def test_every_sweep_states_its_rule(name):
-    """All of FedNTD's with printed numbers the same one, with both views tested; a run without them is still at the
-    sweep's protocol. Sweeps that are made for a picture alone have nothing to judge."""
+    """All of FedNTD's the same one, with both views tested; a run without them is still at the sweep's protocol."""
     sweep = load_sweep(name, [CONF])
     inferred = Rule("ema(0.6)", "augmented", "inferred protocol")
-    judged = sweep.paper == "FedNTD" and (name == "fedntd_fig15" or any(block.measures for block in sweep.blocks))
-    assert sweep.rule == (inferred if judged else Rule("last", "plain"))
-    views = ["test_views=[plain,augmented]"] if judged else []
+    assert sweep.rule == (inferred if sweep.paper == "FedNTD" else Rule("last", "plain"))
+    views = ["test_views=[plain,augmented]"] if sweep.paper == "FedNTD" else []
     assert sweep.common == views
     assert all([o for o in each if o.startswith("test_views")] == views for each in launches(sweep, []))
     asked = ["test_views=[plain]"]

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from fedexp.analysis.draw_sweep import entitle, legend, look
-from fedexp.figures.draw_analyses import EPOCH_PANELS, TOTAL, spread
+from fedexp.figures.draw_analyses import EPOCH_PANELS, TOTAL, accuracy_panel, spread
 from fedexp.figures.style import BLUE, GREEN, ORANGE, integers, stroke, width
 from fedexp.metrics.forgetting import in_out_joint, in_out_local
 from fedexp.metrics.history import History
@@ -57,11 +57,7 @@ def local_epochs(setting: "Setting") -> Figure:
             for axes, column in zip(panels, EPOCH_PANELS, strict=True):
                 spread(axes, table[table["round"] == last], "epoch", column, look(number) | {"label": method.label})
     for axes, label in zip(panels, EPOCH_PANELS.values(), strict=True):
-        axes.set_title(label)
-        axes.set_xlabel("local epoch")
-        axes.set_ylim(0, 1.03)
-        axes.xaxis.set_major_locator(integers(8))
-        axes.grid(True)
+        accuracy_panel(axes, label, "local epoch", 8)
     panels[0].set_ylabel("accuracy")
     legend(figure, panels[0])
     entitle(figure, f"Local models during the local training of round {last}", setting.title)
@@ -84,11 +80,7 @@ def local_training(setting: "Setting") -> Figure:
         rounds, values = method.curve("test_accuracy")
         panels[2].plot(rounds, values.mean(0), **style, label=method.label)
     for axes, title in zip(panels, [*titles.values(), "global model, test set"], strict=True):
-        axes.set_title(title)
-        axes.set_xlabel("round")
-        axes.set_ylim(0, 1.03)
-        axes.xaxis.set_major_locator(integers(6))
-        axes.grid(True)
+        accuracy_panel(axes, title, "round", 6)
     panels[0].set_ylabel("accuracy")
     legend(figure, panels[2])
     entitle(figure, "Local models after local training, and the global model", setting.title)

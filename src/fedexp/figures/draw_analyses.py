@@ -78,6 +78,15 @@ def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
     return figure
 
 
+def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
+    """Label a panel of accuracies against epochs or rounds."""
+    axes.set_title(title)
+    axes.set_xlabel(label)
+    axes.set_ylim(0, 1.03)
+    axes.xaxis.set_major_locator(integers(ticks))
+    axes.grid(True)
+
+
 def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
     """Accuracy of local models against the local epoch, 0 before training (FedNTD Fig. 6): a line for each measured
     round, at most eight of them, mean and standard deviation over clients."""
@@ -89,11 +98,7 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
         for number, colour in zip(rounds, colours, strict=True):
             look = {"color": colour, "label": f"round {number:.0f}"}
             spread(axes, table[table["round"] == number], "epoch", column, look)
-        axes.set_title(label)
-        axes.set_xlabel("local epoch")
-        axes.set_ylim(0, 1.03)
-        axes.xaxis.set_major_locator(integers(8))
-        axes.grid(True)
+        accuracy_panel(axes, label, "local epoch", 8)
     panels[0].set_ylabel("accuracy")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     entitle(figure, f"Local models during local training\n{run.title}")
