@@ -29,6 +29,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CACHE = tempfile.TemporaryDirectory(prefix="fedexp-tests-")
 os.environ["XDG_CACHE_HOME"] = CACHE.name
 
+# Handlers, propagation and level of each logger, before any test or fixture.
+LOGGING = {
+    name: ([*logging.getLogger(name).handlers], logging.getLogger(name).propagate, logging.getLogger(name).level)
+    for name in (None, "fedexp", "hydra")
+}
 REGISTERED: list[Any] = []
 register = launchers.register
 get_mode, load, create_choices = Hydra.get_mode, OmegaConf.load, defaults_list._create_interpolation_map
@@ -93,18 +98,21 @@ def no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+def logging_as_at_first() -> None:
+    for name, (handlers, propagate, level) in LOGGING.items():
+        logger = logging.getLogger(name)
+        pytests = [handler for handler in logger.handlers if type(handler).__module__.startswith("_pytest")]
+        logger.handlers[:] = pytests + handlers
+        logger.propagate, logger.level = propagate, level
+
+
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
     """The command line and Hydra set up logging; left so, a later test in the same process would find more on stderr,
-    or a stream that is closed."""
-    loggers = [logging.getLogger(name) for name in (None, "fedexp", "hydra")]
-    before = [(list(logger.handlers), logger.propagate, logger.level) for logger in loggers]
+    or a stream that is closed. Before a test too: the fixtures of a module run commands as well."""
+    logging_as_at_first()
     yield
-    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
-        pytests = [handler for handler in logger.handlers if type(handler).__module__.startswith("_pytest")]
-        kept = [handler for handler in handlers if not type(handler).__module__.startswith("_pytest")]
-        logger.handlers[:] = pytests + kept
-        logger.propagate, logger.level = propagate, level
+    logging_as_at_first()
 
 
 @pytest.fixture
