@@ -261,7 +261,7 @@ ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "own_step", "public")
 def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
-    from fedexp.training.prepare import check_server
+    from fedexp.training.checks import check_server
 
     row = ROWS[name]
     algorithm = row.make()

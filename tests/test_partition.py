@@ -29,7 +29,7 @@ from fedexp.data.partition import (
 )
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
-from fedexp.training.prepare import partition_of
+from fedexp.training.division import partition_of
 
 CONF = Path(__file__).parents[1] / "conf"
 SEEDS = st.integers(0, 2**32)

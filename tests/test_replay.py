@@ -8,7 +8,7 @@ import pytest
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.replay import buffers
-from fedexp.training.prepare import divide
+from fedexp.training.division import divide
 from toy_federation import composed
 
 LABELS = np.repeat(np.arange(6), 10)  # ten examples of each of six classes

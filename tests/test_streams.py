@@ -18,7 +18,7 @@ from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
-from fedexp.training.prepare import divide
+from fedexp.training.division import divide
 from test_views import full_run
 from toy_federation import composed, make_simulation
 

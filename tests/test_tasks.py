@@ -16,9 +16,10 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
+from fedexp.training.division import divide
 from fedexp.training.job import train_run
 from fedexp.training.place import Job
-from fedexp.training.prepare import divide, prepare
+from fedexp.training.prepare import prepare
 from toy_federation import composed
 
 SPLIT = {"split": [0.7, 0.1, 0.2], "evaluate_on": "test"}

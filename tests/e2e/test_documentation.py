@@ -32,7 +32,7 @@ from fedexp.config.build import build
 from fedexp.config.options import known_keys
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import Metrics
-from fedexp.training.prepare import check
+from fedexp.training.checks import check
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

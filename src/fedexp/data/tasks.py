@@ -1,7 +1,7 @@
 """Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
 
 A `TaskSequence` is one data set in which every training example belongs to at most one task, and every test example to
-exactly one. Who trains on what in which round is decided elsewhere (fedexp.training.prepare); here, which examples a
+exactly one. Who trains on what in which round is decided elsewhere (fedexp.training.division); here, which examples a
 task has.
 """
 

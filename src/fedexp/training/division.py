@@ -1,0 +1,174 @@
+"""Loads the data and divides the examples among server and clients, task by task."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedexp.algorithms.interfaces import Federation
+from fedexp.config.build import Built
+from fedexp.core.errors import ConfigError
+from fedexp.core.rng import generator_for
+from fedexp.core.settings import Validation
+from fedexp.data.partition import Partition, Partitioner, make_partition
+from fedexp.data.replay import buffers
+from fedexp.data.streams import blurred, reordered, task_orders
+from fedexp.data.surrogate import Shards
+from fedexp.data.tasks import Scenario, Several
+from fedexp.data.types import Data, Task
+from fedexp.engine.base import ClientRuntime, Engine
+from fedexp.training.changes import changed
+from fedexp.training.public_data import PublicSet, one_of_each
+from fedexp.training.simulation import Stage
+
+
+@dataclass(frozen=True)
+class Division:
+    """The division of the examples of one task: which client holds which."""
+
+    partition: Partition
+    federation: Federation
+    server_unlabelled: np.ndarray  # numbers of the surrogate examples that the server holds
+    changes: "tuple[tuple[int, Division], ...]" = ()  # (first round, the division from then on)
+
+    def stage(self, bench: ClientRuntime, engine: Engine) -> Stage:
+        public, unlabelled = (
+            PublicSet(bench, torch.from_numpy(numbers), engine) if len(numbers) else None
+            for numbers in (self.partition.public, self.server_unlabelled)
+        )
+        return Stage(self.partition, self.federation, public, unlabelled)
+
+
+def divide(built: Built) -> tuple[Data, list[Division]]:
+    """Load the data; decide who holds which training examples: the server first, then the clients."""
+    seed = built.seeds.partition
+    sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
+    tasks, scenario = sequence.tasks, built.scenario
+    if isinstance(scenario, Several) and scenario.blur:
+        tasks = blurred(tasks, scenario.blur, generator_for(seed, "blur"))
+    data, tasks, unlabelled = built.surrogate.attach(sequence.data, tasks, generator_for(seed, "surrogate split"))
+    shards = Shards((), unlabelled)
+    if len(unlabelled):
+        shards = built.surrogate.deal(unlabelled, built.settings.num_clients, generator_for(seed, "surrogate"))
+    parts, held_out = [], []
+    for number, task in enumerate(tasks):
+        # The first task's generators are those of a run without tasks.
+        partition = partition_of(built, data, task, (number,) if number else ())
+        labels = data.y_train.numpy()
+        own = np.full_like(labels, -1)
+        own[task.train] = labels[task.train]
+        own[partition.validation] = -1
+        held_out.append(partition.validation)
+        federation = Federation(
+            parts=partition.parts,
+            counts=partition.counts,
+            labels=labels,
+            shared=one_of_each(own, data.num_classes, generator_for(seed, "shared", *((number,) if number else ()))),
+            weighting=built.settings.weighting,
+            task=number,
+            tasks=tuple(each.classes for each in tasks),
+            surrogate=shards.clients,
+            unlabelled=unlabelled,
+        )
+        server = shards.server if len(unlabelled) else unlabelled
+
+        def draw(partitioner: Partitioner, name: str, task: Task = task) -> Partition:
+            return partition_of(replace(built, partition=partitioner), data, task, (), name)
+
+        changes = changed(built.schedule, partition, federation, seed, draw)
+        later = tuple((first, Division(new, facts, server)) for first, new, facts in changes)
+        parts.append(Division(partition, federation, server, later))
+    return with_validation(data, held_out), with_replay(built, with_orders(built, parts))
+
+
+def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
+    """Return which task each client meets at which stage, int [K, T]; None: all meet the tasks in one order."""
+    if not isinstance(scenario, Several) or scenario.order == "shared":
+        return None
+    return task_orders(clients, tasks, generator_for(seed, "task orders"))
+
+
+def with_orders(built: Built, parts: list[Division]) -> list[Division]:
+    """Return the division of the examples at each stage, where clients meet the tasks in orders of their own."""
+    orders = orders_of(built.scenario, built.settings.num_clients, len(parts), built.seeds.partition)
+    if orders is None:
+        return parts
+    labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
+    known = np.max([part.federation.shared for part in parts], axis=0)  # of all tasks: some client is in each
+    made = []
+    for part, rows in zip(parts, reordered([part.partition.parts for part in parts], orders), strict=True):
+        partition = part.partition.holding(rows, labels, classes)
+        federation = replace(part.federation, parts=partition.parts, counts=partition.counts, shared=known)
+        made.append(replace(part, partition=partition, federation=federation))
+    return made
+
+
+def with_replay(built: Built, parts: list[Division]) -> list[Division]:
+    """Add to each client's training examples those of its replay buffer (`scenario.replay`). The partitions stay those
+    of the new examples."""
+    scenario = built.scenario
+    if not isinstance(scenario, Several) or not scenario.replay:
+        return parts
+    labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
+    columns = []
+    for client in range(parts[0].federation.num_clients):
+        own = [part.partition.parts[client] for part in parts]
+        rng = generator_for(built.seeds.partition, "replay", client)
+        held = buffers(own, labels, scenario.replay, scenario.replay_policy, rng)
+        columns.append([np.sort(np.concatenate(pair)) for pair in zip(own, held, strict=True)])
+    made = []
+    for part, rows in zip(parts, zip(*columns, strict=True), strict=True):
+        counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows]).astype(np.int64)
+        made.append(replace(part, federation=replace(part.federation, parts=rows, counts=counts)))
+    return made
+
+
+def with_validation(data: Data, held_out: Sequence[np.ndarray]) -> Data:
+    """Return the data with the validation set of all tasks. held_out: numbers of the training examples of each."""
+    numbers = np.concatenate(held_out)
+    if not len(numbers):
+        return data
+    tasks = np.repeat(np.arange(len(held_out)), [len(each) for each in held_out])
+    of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
+    return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
+
+
+def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...], name: str = "") -> Partition:
+    """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew.
+    name: of other random numbers than those of the first partition of a run."""
+    seed, settings = built.seeds.partition, built.settings
+    partitioner, rng, numbers = built.partition, generator_for(seed, f"partition{name}", *key), task.train
+    kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
+    if kept is not None:
+        numbers = numbers[kept]
+    validation = built.validation
+    central = np.zeros(0, np.int64)
+    if validation.fraction and not validation.per_client:
+        chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
+        central, numbers = numbers[chosen], np.delete(numbers, chosen)
+    # With blurred boundaries there are examples of other tasks' classes too.
+    classes = np.union1d(task.classes, np.unique(data.y_train.numpy()[numbers]))
+    labels = np.searchsorted(classes, data.y_train.numpy()[numbers])
+    public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
+    if built.public.fraction and not len(public):
+        raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
+    owners = None if data.owners is None else data.owners[numbers]
+    partition = make_partition(partitioner, labels, len(classes), settings.num_clients, rng, owners, public)
+    partition = partition.among(numbers, data.y_train.numpy(), data.num_classes)
+    if not validation.fraction:
+        return partition
+    held_out = of_clients(validation, partition, seed, key) if validation.per_client else central
+    if not len(held_out):
+        whose = "each client's examples" if validation.per_client else f"{len(numbers)} training examples"
+        raise ConfigError(f"validation.fraction={validation.fraction}: less than one of {whose}")
+    return partition.holding_out(held_out, data.y_train.numpy(), data.num_classes)
+
+
+def of_clients(validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]) -> np.ndarray:
+    """Return the numbers of the validation examples where each client gives some of its own."""
+    chosen = [
+        part[validation.choose(len(part), generator_for(seed, "validation", *key, client))]
+        for client, part in enumerate(partition.parts)
+    ]
+    return np.concatenate(chosen)
