@@ -37,6 +37,11 @@ class Clock:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
+    def move(self, phase: str, other: str, seconds: float) -> None:
+        """Count some of the seconds of a phase as those of another one."""
+        self.seconds[phase] -= seconds
+        self.seconds[other] += seconds
+
 
 @dataclass(frozen=True)
 class CohortResult:

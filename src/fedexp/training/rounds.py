@@ -73,7 +73,6 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     """Compute one round from a state that it leaves unchanged."""
     clock, number = Clock(), state.round + 1
     algorithm, bench, info = simulation.algorithm, simulation.bench, simulation.stage_of(number).federation
-    evaluated = number % simulation.settings.eval_interval == 0 or simulation.ends_task(number)
     server = state.server
     if number > 1 and simulation.within_task(number) == 1:
         server = begin_task(simulation, server, number)
@@ -84,7 +83,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
 
     # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
     for exchange in algorithm.exchanges(info):
-        local = evaluated and simulation.metrics.needs_local and exchange.trains_model
+        local = is_evaluated(simulation, number) and simulation.metrics.needs_local and exchange.trains_model
         done.append(run_exchange(simulation, exchange, server, kept, number, clients, clock, local))
         kept = ChainMap(dict(zip(clients, done[-1].trained.states, strict=True)), kept)  # type: ignore[arg-type]
         server = aggregate(simulation.server_optimizer, exchange, server, done[-1])
@@ -102,7 +101,24 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
             server, groups = aggregate_all(simulation, exchange, server, state.clients, number, clock)
             done += groups
 
-    # 4. Evaluate the new global model.
+    # 4. Evaluate the new global model, and gather what the round has produced.
+    return concluded(simulation, state, server, kept, done, clock)
+
+
+def concluded(
+    simulation: Simulation,
+    state: State,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    done: Sequence[CohortResult],
+    clock: Clock,
+) -> RoundResult:
+    """Return the result of the round after `state`, with the measurements that are due in it.
+
+    server, kept: the states of the server and of clients after the round. done: its exchanges, the cohort's first.
+    """
+    number, first = state.round + 1, done[0]
+    evaluated = is_evaluated(simulation, number)
     evaluations = evaluate(simulation, server, number) if evaluated else {}
     personal = {}
     if evaluated and simulation.metrics.needs_personal:
@@ -110,18 +126,16 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     alignment = align(simulation, state.server, server, done) if number == simulation.rounds else []
     analyses = analyse(simulation, state, done)
     clock.lap("evaluation")
-    evaluating = sum(each.trained.evaluation_seconds for each in done)
-    clock.seconds["train"] -= evaluating
-    clock.seconds["evaluation"] += evaluating
+    clock.move("train", "evaluation", sum(each.trained.evaluation_seconds for each in done))
     evaluated_local = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
-    train_loss = float(np.average(done[0].losses, weights=done[0].round.weights.tolist()))
+    train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
     finite = math.isfinite(train_loss) and tree.is_finite(server["params"])
     return RoundResult(
         round=number,
         server=server,
-        cohort=done[0].cohort,
-        client_states=[kept[client] for client in clients],
-        losses=done[0].losses,
+        cohort=first.cohort,
+        client_states=[kept[client] for client in first.cohort.clients],
+        losses=first.losses,
         train_loss=train_loss,
         not_finite=None if finite else not_finite(done),
         lr=simulation.lr_at(number),
@@ -136,6 +150,11 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         bytes_down=sum(each.bytes_down for each in done),
         seconds=clock.seconds,
     )
+
+
+def is_evaluated(simulation: Simulation, number: int) -> bool:
+    """Return whether the global model is tested after round `number`."""
+    return number % simulation.settings.eval_interval == 0 or simulation.ends_task(number)
 
 
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
