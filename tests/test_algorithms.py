@@ -59,6 +59,7 @@ from toy_federation import (
     ENGINES,
     KEPT,
     LOCAL,
+    LOSSES,
     ON_THE_SERVER,
     PAIR,
     Normed,
@@ -337,7 +338,9 @@ def test_zero_limit_is_fedavg(row):
     assert_equal(play(row.simulation(row.make(**row.zero))).server["params"], expected, atol=1e-12)
 
 
-@one_of_each_kind("row", {name: row for name, row in BY_NAME.items() if row.cls is not FedAvg})
+@one_of_each_kind(
+    "row", {name: row for name, row in BY_NAME.items() if row.cls is not FedAvg}, *KEPT, *LOSSES, "transform_grads"
+)
 def test_alive(row):
     """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
     result = list(trajectory(row.simulation(), personal=row.personal))
@@ -427,7 +430,7 @@ def test_hooks_are_pure(row, engine):
 
 
 @every_engine(first="vectorised")
-@one_of_each_kind("row", BY_NAME)
+@one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN, *LOSSES, "transform_grads")
 def test_cohort_order_does_not_matter(row, engine):
     """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by position."""
     simulation = row.simulation()

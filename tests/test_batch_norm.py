@@ -235,6 +235,7 @@ def test_every_algorithm_for_streams(row):
     assert_equal(servers[1], servers[0], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_fedalign_on_a_bottleneck_network():
     """Its last stage, run alone and narrower, normalises by the batch's examples too."""
     (row,) = (row for row in SHIPPED if row.cls is FedAlign)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from fedexp.analysis.benchmark import runs_of
 from fedexp.analysis.compare import load_runs
 from fedexp.analysis.sweep import load_sweep
@@ -42,6 +44,7 @@ def test_the_page_says_how_many_methods_and_runs_there_are():
     assert sweep.title.startswith(f"Forgetting benchmark: {len({cell['method'] for cell in cells})} methods")
 
 
+@pytest.mark.slow
 def test_no_method_stands_for_another():
     """Of the committed runs of a setting and seed, no two methods have the same losses in all rounds."""
     with with_kept(ROOT / "multirun" / NAME) as source:

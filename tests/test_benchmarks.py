@@ -42,6 +42,7 @@ def pixels(n: int) -> torch.Tensor:
 FEW = ("num_clients=100", "participation=0.02", "local.epochs=1", "augment=false", "partition.min_size=1")
 
 
+@pytest.mark.slow
 def test_a_workload_on_a_machine_without_cifar10(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDEXP_DATA", str(tmp_path))
     assert w1.data_overrides() == [f"data_dir={tmp_path}", "dataset=random_pixels"]

@@ -62,6 +62,7 @@ def test_several_sweeps_have_a_directory_each():
     assert asked.name_of(Path("/x/multirun/cfed_table2")) == "cfed_table2"
 
 
+@pytest.mark.slow
 def test_what_is_worth_most_comes_first(here):
     """Sweep a: fedavg and fedntd, seeds 0 and 1; sweep b: fedntd, seed 0 and 1. A round of fedavg is the dearer one.
     First the first seeds: fedntd's, which two tables share, then fedavg's; then the second seeds likewise."""
@@ -133,6 +134,7 @@ def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, mo
     assert "hydra" not in overrides
 
 
+@pytest.mark.slow
 def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
     """The same job in two directories: one is run, the other names it; and so the preview says before."""
     lists = [["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"]
@@ -151,6 +153,7 @@ def test_a_run_is_made_once_for_all_its_sweeps(here, capsys):
     assert capsys.readouterr().out == "2 of 2 done\n"
 
 
+@pytest.mark.slow
 def test_several_sweeps_in_one_command(here, capsys):
     """Sweep x has fedavg, y fedavg and fedprox: two runs for three jobs, each in the directory of its sweep."""
     (here / "own" / "sweep").mkdir(parents=True)

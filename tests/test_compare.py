@@ -287,6 +287,7 @@ def test_nothing_to_report(tmp_path, capsys):
     assert "no finished run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_seed_that_was_run_again_with_more_views_counts_once(tmp_path):
     """Rounds to a target: A is 0.95 of the best of the later run, 0.7, and not of the earlier one, 0.9."""
     for views, accuracy in ((False, 0.9), (True, 0.7)):

@@ -139,6 +139,7 @@ complete -p fedexp 2>/dev/null || echo removed
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
 def test_a_real_bash(tmp_path):
     program = tmp_path / "bin/fedexp"

@@ -26,6 +26,7 @@ from toy_federation import (
     CLASSES,
     DRAWN,
     KEPT,
+    LOSSES,
     ON_THE_SERVER,
     STRUCTURE,
     Noise,
@@ -134,7 +135,9 @@ def lacking_noise(self: Noise) -> dict[str, Any]:
 READ = Noise.read
 
 
-@one_of_each_kind("name", {name: row for name, row in ROWS.items() if row not in CONTINUAL})
+@one_of_each_kind(
+    "name", {name: row for name, row in ROWS.items() if row not in CONTINUAL}, *KEPT, *ON_THE_SERVER, *LOSSES, "public"
+)
 def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_clients(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Noise, "read", lacking_noise)
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
@@ -154,7 +157,7 @@ def test_one_class_per_client_a_class_of_nobody_and_one_untested_with_all_client
     assert pd.read_csv(tmp_path / files.CLIENTS).groupby("round").size().tolist() == [clients] * 3
 
 
-@one_of_each_kind("name", ROWS)
+@one_of_each_kind("name", ROWS, *KEPT, *ON_THE_SERVER, *STRUCTURE, "public")
 def test_one_client(name, tmp_path):
     state = record(simulation(name, sizes=(12,), participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"

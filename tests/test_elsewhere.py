@@ -105,6 +105,7 @@ def test_a_run_with_more_views_stands_for_one_with_fewer(tmp_path):
     assert complete(other / "b" / "job", resolve(composed(*CIFAR))) == plain
 
 
+@pytest.mark.slow
 def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(tmp_path):
     """Table 10 is judged in the augmented view, so no plain run hides the one of Table 1 in both."""
     multirun = tmp_path / "multirun"

@@ -502,6 +502,7 @@ def test_schedule_does_not_depend_on_the_cohort():
             assert same(made, everyone.schedules[client])
 
 
+@pytest.mark.slow
 def test_cohorts_are_uniform_without_replacement():
     """2 of 5 clients: each is in a cohort with probability 2/5; +-5 standard deviations over 1,000 rounds."""
     simulation = make_simulation(participation=0.4, local=PLAIN, rounds=1000)

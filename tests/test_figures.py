@@ -405,6 +405,7 @@ def test_a_stream_of_tasks_killed_early(tmp_path, unrendered):
     assert "tasks" not in {p.stem for p in make_figures(tmp_path)}
 
 
+@pytest.mark.slow
 def test_tick_labels_do_not_overlap(tmp_path):
     """At 100 classes, 40 sampled clients and long names, by the boxes that matplotlib lays out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -478,6 +479,7 @@ def test_command_line(tmp_path, capsys):
     assert "nowhere: no run to draw here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_pyplot_and_late_matplotlib(tmp_path):
     make_run(tmp_path)
     script = (

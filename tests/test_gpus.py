@@ -81,6 +81,7 @@ def test_the_gpu_with_the_fewest_jobs_and_that_of_a_dead_one(job, tmp_path):
     assert int(alone.stdout.readline()) == 1
 
 
+@pytest.mark.slow
 def test_many_at_once_are_never_too_many_on_one(job, tmp_path):
     """Six jobs, two GPUs, two on each at most."""
     for process in [job("0,1", 2, hold="0.1") for _ in range(6)]:

@@ -1,6 +1,7 @@
 """The layout of the package: which rooms there are, and that no import points upwards."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -30,8 +31,10 @@ def room_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def executed(tree):
+@functools.cache
+def executed(path):
     """The nodes of a module but for those that only type checkers read."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     left_out = {child for node in typing for child in ast.walk(node)}
     return [node for node in ast.walk(tree) if node not in left_out]
@@ -39,7 +42,7 @@ def executed(tree):
 
 def imported_rooms(path):
     """(line, room) of every import of fedexp's own modules that is executed; not those for type checkers."""
-    for node in executed(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in executed(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedexp":
             parts = node.module.split(".")[1:]
             yield from ((node.lineno, parts[0] if parts else alias.name) for alias in node.names)
@@ -63,7 +66,7 @@ def test_every_import_points_to_a_floor_below():
 
 def imported_modules(path, known):
     """The modules of fedexp among `known` that a module imports when it runs, also within functions."""
-    for node in executed(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in executed(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name if name in known else node.module for name in names)

@@ -91,7 +91,9 @@ def test_with_a_fixed_the_mean_of_products_is_that_of_b():
     assert set(simulation.initial) == {"backbone.inner.up.weight"} | HEAD
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedNTD", "Scaffold", "FedEWC"])
+@pytest.mark.parametrize(
+    "name", ["FedAvg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("FedNTD", "Scaffold", "FedEWC"))]
+)
 def test_engines_agree_on_adapters(name):
     model = Own(lora=LoRA(rank=2, targets=("stem", "inner")))
     states = [play(replace(simulation_of(name, model), engine=engine), 2).server for engine in ENGINES.values()]
@@ -124,6 +126,7 @@ def test_sizes_that_are_none_are_refused(change):
         LoRA(**change)
 
 
+@pytest.mark.slow
 def test_a_vision_transformer_trains_its_adapters():
     pytest.importorskip("timm")
     lora = LoRA(rank=2, targets=("qkv", "attn.proj"))

@@ -181,6 +181,7 @@ def test_torchvision_resnet_computes_what_torchvision_computes():
     assert len(list(model.buffers())) == len(list(reference.buffers())) > 0
 
 
+@pytest.mark.slow
 def test_weights_from_a_file_but_for_the_last_layer(tmp_path):
     """torchvision's state dict for 1000 classes in a model of 10; the last layer and a wrong file are what they are."""
     from torchvision.models import resnet18, resnet34

@@ -185,6 +185,7 @@ def test_each_of_several_is_told_everything(tmp_path):
     assert both.run_id == "id"
 
 
+@pytest.mark.slow
 def test_a_list_of_trackers_is_short_for_several():
     written = together(["seed=1", "tracker=[wandb,tensorboard]", "tracker.wandb.mode=offline"])
     assert written == [

@@ -92,6 +92,7 @@ def test_hidden_activations_are_those_before_the_classifier(precision):
     torch.testing.assert_close(last.to(dtype), net(params, x).features, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_last_round_of_a_run_is_measured(tmp_path, monkeypatch, capsys):
     """In summary.json, and only with the metric that asks for it; one client is the global model, so both agree."""
     monkeypatch.chdir(tmp_path)

@@ -229,6 +229,7 @@ def test_grey_images_are_repeated_and_resized():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1"])
 def test_networks_of_torchvision_train_on_grey_images(name):
     """SqueezeNet has no linear last layer: its features are not known, its logits are."""
@@ -292,6 +293,7 @@ def test_timm_that_is_not_installed_is_one_sentence(monkeypatch):
         make_simulation(model=vit())
 
 
+@pytest.mark.slow
 def test_a_vision_transformer_of_timm_trains_frozen_or_whole():
     pytest.importorskip("timm")
     whole = make_simulation(model=vit(), sizes=(4, 5))

@@ -133,6 +133,7 @@ def test_natural_clients_are_whole_owners(clients, seed):
         assert len(part) == (owners == owner).sum()
 
 
+@pytest.mark.slow
 def test_natural_choice_of_owners_is_uniform():
     owners = np.repeat(np.arange(5), 2)
     times = np.zeros(5)
@@ -235,6 +236,7 @@ def test_lda_heterogeneity_follows_alpha():
     assert skew(0.1) > 0.4
 
 
+@pytest.mark.slow
 def test_lda_rejection_rate():
     """protocols 0.1: on CIFAR-10's label counts, K=100, alpha=0.1, a draw has every n_k >= 10 with probability 0.24."""
     labels = np.repeat(np.arange(10), 5000)

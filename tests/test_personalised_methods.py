@@ -76,6 +76,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
                  {k: v for k, v in ctx.server["params"].items() if k not in heads.HEAD}, 0.0)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fedala_s_first_search_ends_when_losses_are_steady():
     """Any standard deviation is below 1000, so the search ends as soon as it looks: after 11 passes."""
     weights = []

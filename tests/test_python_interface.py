@@ -230,6 +230,7 @@ def test_a_finished_run_is_resumed_as_it_is(run):
     assert again.summary == run.summary
 
 
+@pytest.mark.slow
 def test_what_hydra_held_before_is_there_again(tmp_path):
     """An application's own Hydra, its configuration and its loader."""
     import hydra
@@ -337,6 +338,7 @@ def test_classes_are_matched_by_name(run, tmp_path):
         fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
 
 
+@pytest.mark.slow
 def test_a_stream_whose_algorithm_has_a_head_for_each_task(tmp_path):
     """The heads of randomly drawn tasks, from the directory alone; on another test set the task follows from the class,
     whose 360 images are all of the digits' own test part."""
@@ -354,6 +356,7 @@ def test_a_stream_whose_algorithm_has_a_head_for_each_task(tmp_path):
     assert other.accuracy > 0.4
 
 
+@pytest.mark.slow
 def test_a_run_on_texts(tmp_path):
     """Its own vocabulary is that of another set of texts too, also where that set would make another one."""
     rng = np.random.default_rng(0)
@@ -377,6 +380,7 @@ def test_a_run_on_texts(tmp_path):
     assert words_of_the_run < 30  # some of the other's are unknown to it
 
 
+@pytest.mark.slow
 def test_data_that_have_moved(tmp_path):
     """The run's own data lie elsewhere now: data_dir says where."""
     digits = load_digits()
@@ -532,6 +536,7 @@ def test_a_sweep_as_tables(sweep):
         found["fedntd_9"]
 
 
+@pytest.mark.slow
 def test_the_reports_of_a_sweep_have_the_personalised_test(sweep, capsys, tmp_path):
     runs = fedexp.load_sweep(sweep).runs.dropna(subset=["personal_accuracy"])
     finished = [str(sweep / f"{name}_{seed}") for name in ("fedavg", "fedntd") for seed in (0, 1)]

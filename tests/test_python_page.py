@@ -35,6 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [blocks_of_the_page(), cells_of_the_notebook()], ids=["page", "notebook"])
 def test_the_code_runs(blocks: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}

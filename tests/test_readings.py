@@ -43,6 +43,7 @@ def test_both_readings_of_a_printed_value_stand_in_rows_of_their_own(tmp_path):
     assert "MOON: 0.49, MOON (mu=0.1, released): 3.49" in line
 
 
+@pytest.mark.slow
 def test_a_run_of_another_reading_is_no_reduced_run_of_the_first(tmp_path):
     """Wherever it lies: here in the directory of the first."""
     make_run(tmp_path / "a", [SETTING, "algorithm=moon", "algorithm.mu=0.1"], [0.42])

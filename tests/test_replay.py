@@ -41,6 +41,7 @@ def test_class_balanced_by_hand():
     assert Counter(LABELS[third].tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
+@pytest.mark.slow
 def test_a_reservoir_is_uniform():
     """Ten of forty examples, 4,000 draws: each is held 1,000 times in the mean, with a deviation of 27."""
     held = Counter()

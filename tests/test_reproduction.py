@@ -71,12 +71,14 @@ def with_files(folder: Path) -> Path:
     return folder / "multirun"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", sorted(path.parent.name for path in MULTIRUN.glob(f"*/{evidence.FOLDER}")))
 def test_committed_tables_are_what_the_committed_runs_give(sweep, tmp_path):
     for path in write_report(with_files(tmp_path) / sweep, figures=False):
         assert path.read_text() == (MULTIRUN / sweep / path.name).read_text(), path.name
 
 
+@pytest.mark.slow
 def test_runs_of_before_there_were_files_have_theirs(tmp_path):
     for sweep, runs in COMMITTED.items():
         for run in runs:

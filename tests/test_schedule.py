@@ -165,6 +165,7 @@ def test_a_resumed_run_changes_too(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = ["local.epochs=1", "num_clients=4", "participation=0.5", "partition=iid", "tracker=none", "figures=false"]
     small += ["hardware.engine=sequential", "hardware.threads=1", "forgetting_metric=in_out_local"]
+    small += ["model.channels=[4]", "model.hidden=[8]"]
     small += ["schedule.partition={2:{name:lda,alpha:0.1}}", "schedule.classes={3:{0:0.5}}"]
     assert main.main([*small, "rounds=4", "hydra.run.dir=whole"]) == 0
     assert main.main([*small, "rounds=3", "hydra.run.dir=part"]) == 0

@@ -194,6 +194,7 @@ def distances(algorithm, sizes, *weights, rounds=45):
     return [(found - optimum(simulation, each)).abs().max() for each in weights]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "reaches", "rounds"),
     [

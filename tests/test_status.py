@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import yaml
 
 from fedexp.analysis import report, reproduction
@@ -99,6 +100,7 @@ def test_what_is_left_costs_what_committed_rounds_took(tmp_path, capsys, monkeyp
     assert row_of(capsys.readouterr().out, "fedntd_table1")["missing"] == ""
 
 
+@pytest.mark.slow
 def test_values_of_a_committed_table_are_not_left(tmp_path, capsys):
     """Without the files of its runs: measured, at an unknown cost."""
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)

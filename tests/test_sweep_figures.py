@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import pytest
 import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
@@ -75,6 +76,7 @@ def test_curves_are_mean_and_standard_deviation(tmp_path):
     assert figure.legends[0].get_texts()[0].get_text() == "fedntd (1 of 2 diverged), n=2"
 
 
+@pytest.mark.slow
 def test_heat_maps_have_the_lowest_seed_of_every_method_and_one_scale(tmp_path):
     runs = {
         name: [make_run(tmp_path, [f"algorithm={name}"], seed) for seed in (0, 1)]

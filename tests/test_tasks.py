@@ -477,6 +477,7 @@ def test_files_of_a_sequence(tmp_path):
     assert roles["learner"].tolist() == [10, 10, 6, 6, 6, 6]
 
 
+@pytest.mark.slow
 def test_local_metrics_know_the_task(tmp_path):
     """In-local accuracy needs the label counts of the round's own task: with those of task 1 it would be undefined."""
     run_once(tmp_path, "forgetting_metric=in_out_local", "algorithm=fedlwf")

@@ -385,6 +385,7 @@ def test_options_bring_the_protocol_of_cfed(option):
     )
 
 
+@pytest.mark.slow
 def test_kinds_of_models_and_data_match():
     for option, kind in (("cnn", "images"), ("resnet10", "images"), ("resnet18", "images"), ("textcnn", "text")):
         model = build(composed(f"model={option}")).model

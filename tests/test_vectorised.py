@@ -200,7 +200,11 @@ class Limited:
 @pytest.mark.parametrize("evaluate_local", [False, True])
 @pytest.mark.parametrize(
     "error",
-    [None, RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), RuntimeError("CUDA error: out of memory")],
+    [
+        None,
+        pytest.param(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), marks=pytest.mark.slow),
+        pytest.param(RuntimeError("CUDA error: out of memory"), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, caplog):
@@ -488,6 +492,7 @@ def test_clients_that_are_done_are_left_alone_by_larger_graphs():
     assert recorded.replays.keys() == {11, 10, 3}
 
 
+@pytest.mark.slow
 def test_a_frame_is_not_used_for_another_algorithm_or_training():
     """One engine, models of one shape; what differs is part of the recording."""
     first, engine = make_simulation(NTD), recording(Closures())
@@ -512,6 +517,7 @@ def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
     assert "(operation not permitted when stream is capturing); going on without graphs" in record.message
 
 
+@pytest.mark.slow
 def test_out_of_memory_while_recording_halves_the_chunk(caplog):
     simulation = make_simulation(NTD)
     state = play(simulation, 1)

@@ -57,7 +57,11 @@ def slow_test(simulation, model, round):
     return correct, total / len(data.y_test)
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param(engine, marks=pytest.mark.slow if name == "workers" else ()) for name, engine in ENGINES.items()],
+    ids=ENGINES,
+)
 def test_the_augmented_view_is_the_training_transform_of_every_test_image(engine):
     simulation = make_simulation(test_views=BOTH)
     state = play(simulation, 2)
@@ -157,6 +161,7 @@ def test_the_second_view_has_histories_of_its_own(tmp_path):
     assert len(history.local_class_accuracy) == 4
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):
     whole, summary = full_run(with_local(test_views=BOTH), tmp_path / "whole")
     full_run(with_local(test_views=BOTH), tmp_path / "parts", rounds=2)

@@ -266,6 +266,7 @@ DECLARED = {name for name in vars(FedAvg) | vars(RoundStructure) if not name.sta
 KEPT = ("client_init", "server_init")
 DRAWN = ("host_plan", "personal_broadcast", "roles")
 ON_THE_SERVER = ("aggregate", "refine")
+LOSSES = ("penalty", "example_loss", "objective", "local_step")
 STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads")
 
 

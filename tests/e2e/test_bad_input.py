@@ -263,6 +263,7 @@ def test_run_directories_that_are_not_ours(fedexp, tmp_path, overrides, config, 
     assert left - {".lock"} == {"config.yaml", "overrides.yaml"}  # a lock's file stays, see fedexp.rundir.lock
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_data_is_all_of_them(fedexp, tmp_path):
     """Batches are padded to their size, which once asked for 16 GB here."""
     for name, size in (("all", 1437), ("more", 2**31)):

@@ -142,6 +142,7 @@ def test_a_read_only_directory(fedexp, tmp_path, whole, disk):
         assert "cannot be written (Read-only file system)" in answer.err
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
     """Nothing is left to save; what is not there is not made again, so that nobody takes it for a run."""
     at_round(2, monkeypatch, shutil.rmtree)

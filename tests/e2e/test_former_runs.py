@@ -40,6 +40,7 @@ def interrupt(directory: Path) -> None:
     shutil.move(directory / "checkpoint/previous.pt", directory / "checkpoint/latest.pt")
 
 
+@pytest.mark.slow
 def test_a_former_job_of_a_sweep_is_found_complete(fedexp, run, tmp_path):
     """By its directory; its files are those that the code of then wrote."""
     job = Path(shutil.copytree(run, tmp_path / "sweep" / FORMER.name))
@@ -104,6 +105,7 @@ PHOTOS = (*PHOTOS, "rounds=2", "participation=0.5", "local.epochs=1", "figures=f
 PHOTOS = (*PHOTOS, "hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "local.lr=0.001")
 
 
+@pytest.mark.slow
 def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
     """A relative dataset.root begins where the run did; moved images are found again by what they are."""
     images(tmp_path / "photos")
@@ -127,6 +129,7 @@ def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
     assert "dataset.root: 30 files" in answer.err
 
 
+@pytest.mark.slow
 def test_a_sweep_tells_folders_by_their_images(fedexp, tmp_path):
     """Two folders of one name are two jobs; the same images at another place are the job that is complete."""
     images(tmp_path / "a" / "photos")

@@ -32,6 +32,7 @@ def test_more_rounds_are_those_of_a_run_with_as_many_from_the_start(fedexp, tmp_
     assert "complete (4 rounds); nothing to do" in again.err
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path):
     assert fedexp(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run").code == 0
     answer = fedexp("resume=run", "rounds=2")
@@ -40,6 +41,7 @@ def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path
     assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
 
 
+@pytest.mark.slow
 def test_rounds_that_a_run_cannot_be_given_are_refused(fedexp, tmp_path):
     assert fedexp(*RUN, "rounds=2", "hydra.run.dir=run").code == 0
     before = (tmp_path / "run/summary.json").read_bytes()
@@ -82,6 +84,7 @@ def test_patience_uses_test_data_only_when_asked(fedexp):
     assert asked.code == 0, asked.err
 
 
+@pytest.mark.slow
 def test_minutes_end_a_run_after_a_round_and_it_goes_on_bit_for_bit(fedexp, tmp_path):
     assert fedexp(*RUN, "rounds=3", "hydra.run.dir=whole").code == 0
     answer = fedexp(*RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
@@ -95,6 +98,7 @@ def test_minutes_end_a_run_after_a_round_and_it_goes_on_bit_for_bit(fedexp, tmp_
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_in_a_sweep_a_stopped_run_counts_and_more_time_goes_on(fedexp, tmp_path):
     sweep = ("--multirun", *RUN, "rounds=2", "hydra.sweep.dir=sweep")
     assert fedexp(*sweep, "stop.minutes=1e-6").code == 0
@@ -109,6 +113,7 @@ def test_in_a_sweep_a_stopped_run_counts_and_more_time_goes_on(fedexp, tmp_path)
     assert json.loads(path.read_text())["status"] == "completed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [("--config-dir", "mine dir"), ("--config-dir=mine dir",)])
 def test_the_hint_to_resume_repeats_the_users_own_groups(fedexp, tmp_path, flag):
     (tmp_path / "mine dir").mkdir()

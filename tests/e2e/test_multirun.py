@@ -75,6 +75,7 @@ def test_a_failing_job_keeps_its_traceback_and_the_others_run(fedexp, tmp_path, 
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.slow
 def test_a_job_with_bad_input_says_so_in_its_directory(fedexp, tmp_path):
     answer = fedexp("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
     assert answer.code == 2
@@ -138,6 +139,7 @@ def test_the_same_sweep_again_runs_what_is_left(fedexp, tmp_path):
     assert not (broken / "error.txt").exists()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_all_jobs_is_said_once(fedexp, tmp_path):
     answer = fedexp("--multirun", *SMALL, "seed=0,1,2", "local.epochs=0", "hydra.sweep.dir=sweep")
     assert answer.code == 2

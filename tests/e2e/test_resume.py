@@ -48,6 +48,7 @@ def test_a_complete_run_is_left_alone(fedexp, run):
     assert snapshot(run) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_died_over_its_figures_is_not_complete(fedexp, tmp_path, monkeypatch):
     """summary.json comes last."""
     figures = ("rounds=1", *SMALL, "figures=true", "hydra.run.dir=run")
@@ -212,6 +213,7 @@ def test_a_run_directory_of_any_name_can_be_resumed(name, fedexp, run, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_that_is_resumed_keeps_its_sweep(fedexp, tmp_path):
     assert fedexp("--multirun", "rounds=1", "seed=0", *SMALL, "hydra.sweep.dir=many").code == 0
     (job,) = tmp_path.glob("many/digits_*")
@@ -222,6 +224,7 @@ def test_a_job_of_a_sweep_that_is_resumed_keeps_its_sweep(fedexp, tmp_path):
     assert before["sweep"] == after["sweep"] == "many"
 
 
+@pytest.mark.slow
 def test_figures_that_a_full_disk_has_lost_are_drawn_when_asked_again(fedexp, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")

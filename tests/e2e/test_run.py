@@ -114,6 +114,7 @@ def test_algorithms_see_the_same_partition_and_cohorts(fedexp, tmp_path):
     assert not losses[0].equals(losses[2])
 
 
+@pytest.mark.slow
 def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
     assert fedexp("rounds=1", "hydra.run.dir=first", *SMALL).code == 0
     small = [option for option in SMALL if not option.startswith("min_size")]
@@ -123,6 +124,7 @@ def test_partition_of_a_run_can_be_used_again(fedexp, tmp_path):
     assert_same_run(tmp_path / "first", tmp_path / "second")
 
 
+@pytest.mark.slow
 def test_rounds_without_evaluation_have_empty_cells(fedexp, tmp_path):
     assert fedexp("rounds=5", "eval_interval=2", "hydra.run.dir=run", *SMALL).code == 0
     rounds = pd.read_csv(tmp_path / "run/rounds.csv")
@@ -131,6 +133,7 @@ def test_rounds_without_evaluation_have_empty_cells(fedexp, tmp_path):
     assert load_history(tmp_path / "run").rounds == [0, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_metrics_can_be_computed_from_the_files_later(fedexp, tmp_path):
     """A run that logged everything, against the pure functions on its files."""
     assert fedexp("rounds=3", "forgetting_metric=all", "hydra.run.dir=run", *SMALL).code == 0
@@ -203,6 +206,7 @@ def test_six_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
     assert len(tour) == 6
 
 
+@pytest.mark.slow
 def test_other_spellings_and_a_directory_that_is_not_ascii(fedexp, tmp_path):
     """Names in another case, another name of an option, letters beyond ASCII; what is run is said in words."""
     small = [option for option in SMALL if not option.startswith("figures")]

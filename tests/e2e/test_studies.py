@@ -49,6 +49,7 @@ def test_a_study_finds_the_best_of_its_trials_and_goes_on(fedexp, tmp_path):
     assert (tmp_path / "study/view.html").exists()
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_interrupted_goes_on_from_its_checkpoint(fedexp, tmp_path, monkeypatch):
     from fedexp.training import rounds
 
@@ -80,6 +81,7 @@ def draws(seed):
     return [study.ask(choice).params["local.lr"] for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_worse_than_the_others_is_pruned(fedexp, tmp_path):
     """A rate of 1e-9 learns nothing: it is worse than the one trial before it, with 0.05."""
     seed = next(seed for seed in range(100) if draws(seed) == ["0.05", "1e-9"])

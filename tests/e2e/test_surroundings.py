@@ -56,6 +56,7 @@ def test_a_process_that_never_held_signals_keeps_its_handlers():
     assert before == {number: signal.getsignal(number) for number in before}
 
 
+@pytest.mark.slow
 def test_a_signal_while_torch_is_imported_stops_the_run_cleanly(tmp_path):
     """A module sends the signal while it is imported, and swallows exceptions as some libraries do."""
     text = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    sum(range(1000))\n"
@@ -83,6 +84,7 @@ def test_a_signal_while_torch_is_imported_stops_the_run_cleanly(tmp_path):
 # ---- locale and names
 
 
+@pytest.mark.slow
 def test_a_locale_without_utf_8_is_given_one(tmp_path):
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     (tmp_path / "ü").mkdir()
@@ -191,6 +193,7 @@ def test_what_is_no_image_is_one_message(fedexp, tmp_path, kind):
 # ---- limits of memory
 
 
+@pytest.mark.slow
 def test_without_memory_for_torch_there_is_one_message(tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (1_500_000_000,) * 2)

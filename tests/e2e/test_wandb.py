@@ -42,6 +42,7 @@ def make_run(fedexp, *options: str) -> Path:
     return Path("run").absolute()
 
 
+@pytest.mark.slow
 def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
     images = ("tracker.log_images_every=2", "forgetting_metric=all")
     run = make_run(fedexp, *OFFLINE, "rounds=3", "tracker.tags=[mine]", *images)
@@ -66,6 +67,7 @@ def test_pushed_run_equals_the_tracked_one(fedexp, tmp_path, capfd):
     assert seen["summary"]["test/accuracy"]["last"] == summary["accuracy"]
 
 
+@pytest.mark.slow
 def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd):
     run = make_run(fedexp, *OFFLINE, "rounds=1", "tracker.log_images_every=0")
     (tmp_path / "empty").mkdir()
