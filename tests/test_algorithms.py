@@ -323,7 +323,7 @@ def test_the_vectorised_engine_is_the_sequential_one(row):
     assert_engines_agree(simulation, play(simulation, 1), PAIR)
 
 
-@one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN, "adapt")
+@one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN)
 def test_engines_agree(row):
     simulation = row.simulation()
     state = simulation.initial_state()
@@ -332,7 +332,7 @@ def test_engines_agree(row):
         advance(state, play_round(simulation, state))
 
 
-@rows(lambda row: row.zero is not None)
+@one_of_each_kind("row", {name: row for name, row in BY_NAME.items() if row.zero is not None}, *KEPT, *LOSSES)
 def test_zero_limit_is_fedavg(row):
     expected = play(row.simulation(FedAvg())).server["params"]
     assert_equal(play(row.simulation(row.make(**row.zero))).server["params"], expected, atol=1e-12)

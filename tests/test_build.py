@@ -56,7 +56,13 @@ def test_every_option_composes_and_builds(chosen):
         assert type(getattr(built, group)) is find_class(config[group]["_target_"], group)
 
 
-@pytest.mark.parametrize("option", list_options("model", [CONF]))
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(option, marks=pytest.mark.slow if option in ("resnet50", "timm", "torchvision") else ())
+        for option in list_options("model", [CONF])
+    ],
+)
 def test_every_model_runs_on_colour_images_or_texts(option):
     if option == "timm":
         pytest.importorskip("timm")

@@ -155,7 +155,7 @@ def ends_of_tasks(algorithm: FedAvg) -> tuple[torch.Tensor, torch.Tensor]:
     return ends[0], ends[1]
 
 
-@every_row
+@one_of_each_kind("row", BY_NAME, *KEPT, "heads", "refine")
 def test_alive(row):
     """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2; parameters count."""
     first, second = ends_of_tasks(row.make())
@@ -232,7 +232,7 @@ def test_needs_are_what_is_exchanged(row):
     assert needs.surrogate == (row.cls in (CFeD, FedDMC))
 
 
-@one_of_each_kind("row", BY_NAME, *KEPT, *STRUCTURE, "roles")
+@one_of_each_kind("row", BY_NAME, *KEPT)
 def test_batch_norm_models(row):
     """Sequential and workers to the same result; every model goes with its own running statistics."""
     servers = []
