@@ -121,3 +121,13 @@ def test_what_these_tests_find(tmp_path):
     assert list(wrong_links(page, read(page))) == ["page.md#other", "nowhere.md"]
     wide, cell = "x" * 121, "y" * 201
     assert list(long_parts(f"{wide[1:]}\n{wide}\n| {cell} | {cell[1:]} |\n")) == [wide, f" {cell} "]
+
+
+def test_comments_of_options_are_short():
+    long = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted(CONF.rglob("*.yaml"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if "#" in line and len(line) > WIDTH
+    ]
+    assert not long
