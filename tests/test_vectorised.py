@@ -138,7 +138,7 @@ def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypa
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with convolution._Replaced():
+        with convolution._Replaced("streams"):
             return function(*inputs)
 
     torch.testing.assert_close(value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11)
@@ -150,7 +150,7 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     calls = Calls(convolution.convolve)
     monkeypatch.setattr(convolution, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
-    net, shared = StackedNetwork(FunctionalNetwork(module, "fp64")), dict(module.named_parameters())
+    net, shared = StackedNetwork(FunctionalNetwork(module, "fp64"), "streams"), dict(module.named_parameters())
     stacked = {name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()}
     x = normal(3, 2, 1, 6, 6)
     vmap(lambda one: net(shared, one).logits)(x)

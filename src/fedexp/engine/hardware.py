@@ -34,7 +34,7 @@ class Hardware:
     precision: str  # auto | fp32 | tf32 | bf16 | fp64
     threads: int | None  # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     chunk: int | None  # clients at a time in the vectorised engine; None: as many as fit
-    convolution: str  # auto | direct | winograd (one client at a time) | grouped | streams (vectorised engine)
+    convolution: str  # auto | direct | winograd (one client at a time) | grouped | streams | kernels (vectorised)
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     jobs_per_gpu: int  # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
 
@@ -90,7 +90,11 @@ class Hardware:
     def _check_convolution(self, resolved: "Resolved") -> None:
         """Raise ConfigError for a way of convolving that what was chosen does not have."""
         if self.convolution in ONE_CLIENT and resolved.kind == "vectorised":
-            raise ConfigError(f"hardware.convolution={self.convolution}: the vectorised engine has grouped and streams")
+            raise ConfigError(
+                f"hardware.convolution={self.convolution}: the vectorised engine has grouped, streams and kernels"
+            )
+        if self.convolution == "kernels" and (resolved.device.type != "cuda" or self.precision == "fp64"):
+            raise ConfigError("hardware.convolution=kernels: only on a CUDA device, not in fp64")
         if self.convolution == "winograd" and (resolved.device.type != "cpu" or self.precision == "bf16"):
             raise ConfigError("hardware.convolution=winograd: only on a CPU, in fp32 or fp64")
 

@@ -1,8 +1,9 @@
 """Computation of stacked convolutions: each client has weights of its own, so no ordinary convolution fits.
 
-torch.func.vmap turns them into one convolution of as many groups as clients. The alternative here is an ordinary
+torch.func.vmap turns them into one convolution of as many groups as clients. An alternative here is an ordinary
 convolution for every client, each on a CUDA stream of its own, so that they share the device: what a library does best,
-many at a time. `python -m benchmarks.convolutions` compares them, and matrix products of patches with both.
+many at a time. Another are Triton kernels that have the client as a dimension of their grid. `python -m
+benchmarks.convolutions` compares them, and matrix products of patches with all.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from fedexp.core.tree import Params
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
 
-CONVOLUTIONS = ("auto", "grouped", "streams")
+CONVOLUTIONS = ("auto", "grouped", "streams", "kernels")
 FEW_CHANNELS = 4  # of the input, at most, where weights get their gradient in another way
 STREAMS = 16  # more than that are rarely at work on one device at the same time
 
@@ -38,24 +39,24 @@ def stacked_way(convolution: str, device: torch.device) -> str:
 
 
 class StackedNetwork:
-    """A network like the given one; inside vmap its stacked convolutions are one for each client."""
+    """A network like the given one; inside vmap its stacked convolutions are computed in one of the ways here."""
 
-    def __init__(self, net: FunctionalNetwork):
-        self.net = net
+    def __init__(self, net: FunctionalNetwork, way: str):
+        self.net, self.way = net, way
 
     def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
-        with _Replaced():
+        with _Replaced(self.way):
             return self.net(params, x, mask)
 
     def in_training(self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
-        with _Replaced():
+        with _Replaced(self.way):
             return self.net.in_training(params, buffers, x, mask)
 
     def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
         return self.net.gradient(function, params)
 
     def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
-        with _Replaced():
+        with _Replaced(self.way):
             return self.net.slim(params, x, width, mask)
 
     def buffers(self) -> Params:
@@ -68,6 +69,10 @@ Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where al
 class _Replaced(TorchFunctionMode):
     """Replaces F.conv2d where input and weight are both stacked and neither dilation nor groups are asked for."""
 
+    def __init__(self, way: str):
+        super().__init__()
+        self.way = way
+
     def __torch_function__(
         self,
         function: Callable[..., Any],
@@ -79,7 +84,7 @@ class _Replaced(TorchFunctionMode):
         if function is F.conv2d:
             call = _plain(*args, **kwargs)
             if call is not None:
-                return convolve(*call)
+                return convolve(*call, self.way)
         return function(*args, **kwargs)
 
 
@@ -113,13 +118,15 @@ def convolve(
     bias: torch.Tensor | None,
     padding: tuple[int, int],
     stride: tuple[int, int] = (1, 1),
+    way: str = "streams",
 ) -> torch.Tensor:
-    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride; differentiable once."""
+    """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride; differentiable once.
+    way: of computing it for stacked clients, streams | kernels."""
     if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    return _Convolution.apply(x, weight, bias, padding, stride)
+    return _Convolution.apply(x, weight, bias, padding, stride, way)
 
 
 class _Convolution(Function):
@@ -132,6 +139,7 @@ class _Convolution(Function):
         bias: torch.Tensor | None,
         padding: tuple[int, int],
         stride: tuple[int, int],
+        way: str,
     ) -> torch.Tensor:
         return F.conv2d(x, weight, bias, stride, padding)
 
@@ -144,7 +152,7 @@ class _Convolution(Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[:3]
         grads = iter(_Gradients.apply(grad, *ctx.saved_tensors, *ctx.shape, *wanted))
-        return *(next(grads) if one else None for one in wanted), None, None
+        return *(next(grads) if one else None for one in wanted), None, None, None
 
     @staticmethod
     def vmap(
@@ -155,12 +163,18 @@ class _Convolution(Function):
         bias: torch.Tensor | None,
         padding: tuple[int, int],
         stride: tuple[int, int],
+        way: str,
     ) -> tuple[torch.Tensor, int]:
         function, dims = partial(F.conv2d, stride=stride, padding=padding), in_dims[:3]
         if bias is not None and None in dims:
             return vmap(function, dims)(x, weight, bias), 0
         if bias is not None:
-            bias = bias.movedim(dims[2], 0)[:, :, None, None]
+            bias = bias.movedim(dims[2], 0)
+        if way == "kernels" and None not in dims[:2]:
+            x, weight = (value.movedim(dim, 0) for value, dim in zip((x, weight), dims, strict=False))
+            return kernels().forward(x, weight, bias, padding, stride), 0
+        if bias is not None:
+            bias = bias[:, :, None, None]
         (y,), (dim,) = _batched([function], dims[:2], x, weight, addend=bias)
         return y, dim
 
@@ -176,6 +190,7 @@ class _Gradients(Function):
         weight: torch.Tensor,
         padding: tuple[int, int],
         stride: tuple[int, int],
+        way: str,
         *wanted: bool,
     ) -> tuple[torch.Tensor, ...]:
         return tuple(function(grad, x, weight) for function in _gradients(padding, stride, *wanted))
@@ -197,10 +212,15 @@ class _Gradients(Function):
         weight: torch.Tensor,
         padding: tuple[int, int],
         stride: tuple[int, int],
+        way: str,
         *wanted: bool,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         of_x, of_weight, of_bias = wanted
         dims = in_dims[:3]
+        if way == "kernels" and None not in dims:
+            grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
+            found = _by_kernels(grad, x, weight, padding, stride, of_x, of_weight, of_bias)
+            return tuple(found), (0,) * len(found)
         few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
         grads = list(
             _batched(_gradients(padding, stride, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0]
@@ -209,6 +229,35 @@ class _Gradients(Function):
             grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
             grads.insert(int(of_x), gradient_of_weights(grad, x, weight, padding, stride))
         return tuple(grads), (0,) * len(grads)
+
+
+def _by_kernels(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+    of_x: bool,
+    of_weight: bool,
+    of_bias: bool,
+) -> list[torch.Tensor]:
+    """Return the gradients that are asked for, of stacked tensors."""
+    found = []
+    if of_x:
+        found.append(kernels().gradient_of_input(grad, x, weight, padding, stride))
+    if of_weight:
+        found.append(kernels().gradient_of_weight(grad, x, weight, padding, stride))
+    if of_bias:
+        found.append(grad.sum((1, 3, 4)))
+    return found
+
+
+@lru_cache
+def kernels() -> Any:
+    """Return the module of the kernels, for which Triton is needed."""
+    from fedexp.engine.vectorised import convolution_kernels
+
+    return convolution_kernels
 
 
 def _gradients(

@@ -35,7 +35,7 @@ class Vectorised(Engine):
     """Engine for models whose layers torch.func.vmap knows; running statistics of batch norm are a client's own."""
 
     chunk: int | None = None  # clients at a time; None: as many as fit into the memory of the device
-    convolution: str = "auto"  # grouped | streams; auto: streams on CUDA
+    convolution: str = "auto"  # grouped | streams | kernels; auto: streams on CUDA
     cuda_graphs: bool = True  # record local steps as CUDA graphs where they can be; no matter on a CPU
     _fits: int | None = field(default=None, init=False, repr=False, compare=False)  # the chunk of the next round
     _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
@@ -45,7 +45,7 @@ class Vectorised(Engine):
     ) -> Trained:
         bench.net.set_buffers(server["buffers"])
         way = stacked_way(self.convolution, bench.device)
-        net = bench.net if way == "grouped" else StackedNetwork(bench.net)
+        net = bench.net if way == "grouped" else StackedNetwork(bench.net, way)
         job = Job(algorithm, bench, net, server, lr)
         if self._graphs is None and self.cuda_graphs and can_be_recorded(bench):
             self._graphs = Graphs(CudaCapture(bench.device))
