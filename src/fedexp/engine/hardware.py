@@ -5,6 +5,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -95,6 +96,8 @@ class Hardware:
             )
         if self.convolution == "kernels" and (resolved.device.type != "cuda" or self.precision == "fp64"):
             raise ConfigError("hardware.convolution=kernels: only on a CUDA device, not in fp64")
+        if self.convolution == "kernels" and find_spec("triton") is None:
+            raise ConfigError("hardware.convolution=kernels: needs Triton, which comes with torch for CUDA on Linux")
         if self.convolution == "winograd" and (resolved.device.type != "cpu" or self.precision == "bf16"):
             raise ConfigError("hardware.convolution=winograd: only on a CPU, in fp32 or fp64")
 

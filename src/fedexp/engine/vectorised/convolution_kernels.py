@@ -3,7 +3,7 @@
 Each program of a kernel multiplies a tile of the patches of one client by a tile of its weights (implicit GEMM); the
 client is a dimension of the grid. Patches are numbered k = (row of the kernel, column, channel), channels fastest, as
 images lie in memory. Sums are taken in fp32, in an order that does not depend on the run.
-Tried in Triton's interpreter only, see `hardware.convolution=kernels`.
+Tried in Triton's interpreter, not yet on a GPU: an option (`hardware.convolution=kernels`), never the default.
 """
 
 import torch
