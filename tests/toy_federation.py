@@ -52,7 +52,7 @@ from fedexp.training.simulation import Simulation, State
 
 CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "convolution": "auto", "cuda_graphs": True}
-HARDWARE |= {"jobs_per_gpu": 1}
+HARDWARE |= {"jobs_per_gpu": 1, "jobs_together": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
 # One of two workers.
 PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test")

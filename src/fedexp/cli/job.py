@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +52,33 @@ def run_job(config: Any) -> int:
     console.install()
     log_to_console()
     try:
-        from fedexp.training.job import train_run
+        from fedexp.cli.callbacks import waiting_groups
+        from fedexp.cli.together import Member, common, group_size
+        from fedexp.training.job import train_run  # noqa: F401 (imports torch)
     except Exception as error:
         if not lacks_memory(error):
             raise
         return say_no_memory(error)  # torch could not be imported
     hydra_config = HydraConfig.get()
     job = job_of(config, hydra_config)
+    groups = waiting_groups()
+    if groups is None or job.sweep is None or job.watch is not None or not in_this_process(hydra_config):
+        return run_to_its_end(hydra_config, job)
+    if (size := group_size(config)) == 1:
+        return run_to_its_end(hydra_config, job)
+    interrupts.release()
+    groups.add(Member(job, common(config), partial(run_to_its_end, hydra_config)), size)
+    return 0
+
+
+def run_to_its_end(hydra_config: Any, job: "Job") -> int:
+    """Train the run of a job, and say what became of it; return its exit code."""
+    from fedexp.training.job import train_run
+
     new = not holds_a_run(job.directory)
     try:
-        interrupts.release()
+        if job.lockstep is None:
+            interrupts.release()
         job.deadline.check_start()
         summary = train_run(job)
         if summary.get("status") == "stopped" and job.sweep is None:
@@ -75,6 +93,11 @@ def run_job(config: Any) -> int:
         raise
     except Exception as error:
         return say_failure(error, job, hydra_config, new)
+
+
+def in_this_process(hydra_config: Any) -> bool:
+    """Return whether the jobs of a sweep run one after the other in the process of the command."""
+    return str(hydra_config.launcher["_target_"]).endswith(".BasicLauncher")
 
 
 def job_of(config: Any, hydra_config: Any) -> "Job":

@@ -38,6 +38,7 @@ class Hardware:
     convolution: str  # auto | direct | winograd (one client at a time) | grouped | streams | kernels (vectorised)
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     jobs_per_gpu: int  # of a sweep, at a time, where several jobs run on one machine (fedexp.training.gpus)
+    jobs_together: int | str = 1  # auto | jobs of a sweep that are trained as one cohort (training.lockstep)
 
     def __post_init__(self) -> None:
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
@@ -51,6 +52,13 @@ class Hardware:
         only = self.workers is None or self.engine in ("auto", "workers")
         require(only, "hardware.workers", self.workers, f"null with hardware.engine={self.engine}")
         require(self.jobs_per_gpu >= 1, "hardware.jobs_per_gpu", self.jobs_per_gpu, "at least 1")
+        together = self.jobs_together
+        require(
+            together == "auto" or (isinstance(together, int) and together >= 1),
+            "hardware.jobs_together",
+            together,
+            "auto or at least 1",
+        )
         require(self.chunk is None or self.chunk >= 1, "hardware.chunk", self.chunk, "at least 1, or null")
 
     @property

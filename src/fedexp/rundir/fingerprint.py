@@ -19,7 +19,8 @@ OWN = "fedexp."
 
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
 KEPT = ("keep_models", "keep_local_models")
-LATER = ("stop.minutes", "objective", "objective_direction")  # likewise; format 1 did not know them
+# Likewise; format 1 did not know them.
+LATER = ("stop.minutes", "objective", "objective_direction", "hardware.jobs_together")
 FREE = (
     *("resume", "tracker", "checkpoint_interval", "figures", "profile", "data_dir", "choices", "expected"),
     "revisions",  # which `with_revisions` puts into the parts that they are of

@@ -1,6 +1,7 @@
 """The directory and the log of a run before its first round."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -163,6 +164,8 @@ def run_log(directory: Path) -> Iterator[None]:
     with storage.storing(path):
         handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    thread = threading.get_ident()  # several runs of a process have one each
+    handler.addFilter(lambda record: record.thread == thread)
     log.addHandler(handler)
     rounds = logging.getLogger(console.ROUNDS_LOG)
     rounds.propagate = False  # not to the console

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from fedexp.training.deadline import Deadline
 
 if TYPE_CHECKING:
+    from fedexp.training.lockstep import Lockstep
     from fedexp.training.stopping import Watch
 
 
@@ -20,6 +21,7 @@ class Place:
     cores: int | None = None  # that it may use; None: all that its process may
     finds_gpu: bool = False  # no scheduler has given it one: the jobs of this machine share them out (see gpus.py)
     alone: bool = True  # no other job writes to the same terminal at the same time
+    device: str | None = None  # that the job's group holds; None: it has no group
 
 
 @dataclass(frozen=True)
@@ -34,3 +36,4 @@ class Job:
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
     watch: "Watch | None" = None  # of a search, which may end the run
+    lockstep: "Lockstep | None" = None  # of the runs that train together with this one (hardware.jobs_together)

@@ -23,7 +23,8 @@ LOAD_BYTES = 1 << 26  # of images that are loaded at once: several steps, so tha
 
 @dataclass(frozen=True)
 class Job:
-    """The values that all clients of a round have in common."""
+    """The values that all clients of a round have in common. Of clients of several runs it is the first one's: then
+    each client has the server of its own run (`Fixed.server`)."""
 
     algorithm: FedAvg
     bench: ClientRuntime
@@ -40,6 +41,7 @@ class Fixed(NamedTuple):
     plans: Tree
     begun: Tree
     steps: torch.Tensor
+    server: Tree  # of its own run, where the clients are of several; else empty
 
 
 @dataclass(frozen=True)
@@ -103,20 +105,23 @@ class Run(NamedTuple):
 class Clients:
     """The clients of a cohort, which must be sorted by falling number of steps, during one round."""
 
-    def __init__(self, job: Job, cohort: Cohort):
+    def __init__(self, job: Job, cohort: Cohort, servers: Sequence[Tree] = ()):
+        """Begin a round. servers: what each client was sent, where they are of several runs; empty: the job's."""
         self.job, self.count = job, len(cohort.clients)
+        self.servers = tree.map(lambda *leaves: stacked_rows(leaves), *servers) if servers else {}
         self.watch: Callable[[int, Frame], None] | None = None  # is shown the frame after each number of steps
         bench = job.bench
         self.padded = pad(cohort.schedules, bench)
         personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
         plans = stack_plans(cohort.plans, bench.device)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=bench.dtype), bench.device)
-        fixed = Fixed(personals, states, plans, {}, steps)
+        fixed = Fixed(personals, states, plans, {}, steps, self.servers)
         begun, buffers = self._prepared(fixed) if has_own(job.algorithm, "prepare") else self._begun(fixed)
         fixed = fixed._replace(begun=begun)
         params, buffers = self._start(fixed, buffers)
         memory = optimizers.memory_of(params, bench.local)
-        self.frame = Frame(job.server, job.lr, fixed, params, buffers, memory, torch.zeros_like(steps))
+        shared = {} if servers else job.server
+        self.frame = Frame(shared, job.lr, fixed, params, buffers, memory, torch.zeros_like(steps))
 
     def runs(self) -> Iterator[Run]:
         """Yield all steps, in order."""
@@ -158,25 +163,33 @@ class Clients:
         def call(
             index: torch.Tensor, mask: torch.Tensor, draws: torch.Tensor | None, own: Params, *rest: Tree
         ) -> tuple[Tree, Params]:
-            net = ClientNetwork(job.net, own, None if buffers is None else own)
+            net = ClientNetwork(job.net, own, None if buffers is None and not self.servers else own)
             return hook(net, PaddedData(job.bench, net, index, mask, draws), *rest), net.buffers()
 
         start = buffers
         if start is None:
-            start = {name: value.expand(self.count, *value.shape) for name, value in job.server["buffers"].items()}
+            start = self._received("buffers")
         in_draws = None if padded.draws is None else 1
         in_dims = (1, 1, in_draws, 0) + (0,) * len(values)
         return vmap(call, in_dims=in_dims)(padded.index, padded.mask, padded.draws, start, *values)
+
+    def _received(self, name: str) -> Params:
+        """Return the parameters or buffers that each client was sent, as views; leaves [C, ...]."""
+        if self.servers:
+            return dict(self.servers[name])
+        return {key: value.expand(self.count, *value.shape) for key, value in self.job.server[name].items()}
 
     def _start(self, fixed: Fixed, buffers: Params) -> tuple[Params, Params]:
         """Return parameters and running statistics at the start of training, in memory that may be changed; leaves
         [C, ...]."""
         sent, held = self.job.server["params"], self.job.server["buffers"]
         if not has_own(self.job.algorithm, "initial_params"):
-            params = tree.map(lambda p: stacked_copy(p, self.count), sent)
+            received = self._received("params")
+            params = {k: tree.room_for(p, self.count).copy_(received[k]) for k, p in sent.items()}
             return params, {name: value.clone() for name, value in buffers.items()}
         start, _ = self._per_client(self._initial, None, *fixed)
-        own = {k: stacked_copy(v, self.count) for k, v in held.items()}
+        received = self._received("buffers")
+        own = {k: tree.room_for(v, self.count).copy_(received[k]) for k, v in held.items()}
         for name in own.keys() & start.keys():
             own[name].copy_(start.pop(name))
         # Like the server's model in memory, which the fused optimizer and the convolutions want.
@@ -191,9 +204,11 @@ class Clients:
         where a client has none. Return that and the server's running statistics, leaves [C, ...]."""
         bench, algorithm, sent = self.job.bench, self.job.algorithm, self.job.server["buffers"]
 
-        def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *one: Tree) -> Tree:
-            net, batch = ClientNetwork(self.job.net, sent), Batch(x, y, mask, 0)
-            return algorithm.prepare(net, net.show(batch), mask, self._context(Fixed(*one)))
+        def call(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, *values: Tree) -> Tree:
+            one = Fixed(*values)
+            own = one.server["buffers"] if self.servers else None
+            net, batch = ClientNetwork(self.job.net, sent if own is None else own, own), Batch(x, y, mask, 0)
+            return algorithm.prepare(net, net.show(batch), mask, self._context(one))
 
         own = -(-self.padded.steps // bench.local.epochs)
         room: Tree = {}
@@ -205,7 +220,8 @@ class Clients:
             if not step:
                 room = tree.map(lambda leaf: leaf.new_zeros(self.count, own.max(), *leaf.shape[1:]), made)
             tree.map(lambda all, some, s=step, a=active: all[:a, s].copy_(some), room, made)
-        return room, {name: stacked_copy(value, self.count) for name, value in sent.items()}
+        received = self._received("buffers")
+        return room, {name: tree.room_for(value, self.count).copy_(received[name]) for name, value in sent.items()}
 
     def _begin(self, net: ClientNetwork, data: PaddedData, *fixed: Tree) -> Tree:
         return self.job.algorithm.client_setup(net, data, self._context(Fixed(*fixed)))
@@ -255,7 +271,8 @@ def _client_step(
 ) -> tuple[Any, ...]:
     """Return one client's (params, memory, running statistics, loss) after the algorithm's own local step, or its
     (gradient, running statistics, loss) in the base's."""
-    ctx, net = make_context(job, frame.server, frame.lr, fixed), ClientNetwork(job.net, buffers)
+    received = fixed.server["buffers"] if fixed.server else None
+    ctx, net = make_context(job, frame.server, frame.lr, fixed), ClientNetwork(job.net, buffers, received)
     batch = net.show(Batch(x, y, mask, number))
     if own:
         params, memory, loss = job.algorithm.local_step(net, params, memory, batch, ctx)
@@ -266,12 +283,21 @@ def _client_step(
 
 def make_context(job: Job, server: Tree, lr: float | torch.Tensor, one: Fixed) -> Context:
     """Return the context that the hooks of one client see; inside vmap."""
+    server = one.server or server
     return Context(server, one.personals, one.states, one.plans, one.begun, lr, one.steps, job.bench.local)  # type: ignore[arg-type]
 
 
 def stacked_copy(leaf: torch.Tensor, count: int) -> torch.Tensor:
     """Copy a leaf [...] -> [count, ...], each in the memory layout of the leaf."""
     return tree.room_for(leaf, count).copy_(leaf.expand(count, *leaf.shape))
+
+
+def stacked_rows(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack leaves [...] -> [C, ...], each in the memory layout of the first."""
+    room = tree.room_for(leaves[0], len(leaves))
+    for row, leaf in zip(room, leaves, strict=True):
+        row.copy_(leaf)
+    return room
 
 
 def stack_plans(plans: Sequence[Tree], device: torch.device) -> Tree:
