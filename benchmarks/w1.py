@@ -121,7 +121,9 @@ def make_simulation(overrides: list[str]) -> Simulation:
 
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
         search = f"hydra.searchpath=[file://{CONF}]"
-        everything = [*OVERRIDES, *overrides, "tracker=none", "hydra.run.dir=unused", search]
+        other = any(each.startswith("partition=") for each in overrides)  # which has no alpha
+        base = [each for each in OVERRIDES if not (other and each.startswith("alpha="))]
+        everything = [*base, *overrides, "tracker=none", "hydra.run.dir=unused", search]
         config = compose("config", everything, return_hydra_config=True)
     HydraConfig.instance().set_config(config)  # in which fedexp looks up who names a class outside of it
     with open_dict(config):

@@ -36,6 +36,9 @@ VALUES = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", "averag
           "task_forgetting", "validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting",
           "validation_average_accuracy", "personal_accuracy", "personal_accuracy_worst", "personal_forgetting",
           "personal_global_accuracy")  # fmt: skip
+# Beginnings of overrides that change no result, or that the table says otherwise.
+UNSAID = ("seed", "hydra.", "tracker", "figures", "test_views", "evaluate", "keep_models", "objective", *WHERE)
+UNSAID = (*UNSAID, "checkpoint_interval", "profile", "data_dir")
 ORIGIN = ("diverged", "seeds", "commits", "hardware")  # columns of table.csv that table.md leaves out
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95  # Flashback Table 1: rounds to these parts of A, which is 0.95 of the best
 WHAT_A_IS = (
@@ -211,8 +214,7 @@ def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list
     """Return the parts of a run but for its seed: (data set and partition, algorithm and its options, other
     overrides)."""
     data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
-    unsaid = ("seed", "hydra.", "tracker", "figures", "test_views", "evaluate", "keep_models", "objective", *WHERE)
-    changes = [o for o in overrides if not o.startswith(unsaid)]
+    changes = [o for o in overrides if not o.startswith(UNSAID)]
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
     return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
 

@@ -28,7 +28,7 @@ CELL = ("dataset", "partition", "partition_param", "clients", "participation", "
 NEVER = math.inf
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")  # of FedAvg itself all its rounds and 1, by definition
 # Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
-WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk"))
+WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs"))
 
 
 def load_jobs(directory: Path) -> list[RunDirectory]:
