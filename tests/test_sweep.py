@@ -116,6 +116,24 @@ def test_overrides_restrict_axes_or_add_to_them():
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
 
 
+def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
+    """Hydra would merge both, and refuse the second round of the clients' data as an unknown key. The runs still have
+    their names in the sweep; where a run has a mapping literally, it is of that block."""
+    given = ["rounds=4", "schedule.partition={4:{name:sharding,shards_per_client:3}}"]
+    (overrides,) = launches(load("fedntd_fig18"), given)
+    (job,) = expand([text for text in overrides if not text.startswith(NEW)])
+    assert composed(*job).schedule.partition == {4: {"name": "sharding", "shards_per_client": 3}}
+    assert cell_of(load("fedntd_fig18"), job)[1] == {"setting": "IID, then s=2", "method": "FedAvg"}
+    (own,) = launches(load("fedntd_fig18"), ["rounds=105"])
+    assert list(composed(*next(expand(own))).schedule.partition) == [101]
+    for block, steps in zip(load("fedka_fig3").blocks, (3, 20), strict=True):
+        run = ["experiment=fedka/cifar10", "algorithm=fedavg", *block.fixed]
+        assert cell_of(load("fedka_fig3"), run)[0] == block
+        assert cell_of(load("fedka_fig3"), [*run[:-1], "+schedule.classes={2:{7:0}}"])[0] == block
+        assert cell_of(load("fedka_fig3"), run[:-1]) is None
+        assert block.fixed[-1].count("}") == steps + 1
+
+
 def test_an_unknown_sweep_is_named():
     with pytest.raises(ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"):
         load("fedntd_tabel1")
