@@ -59,7 +59,7 @@ def pictures_of_runs(
 
 def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
     """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError where the runs lack what it shows."""
-    from fedexp.analysis import draw_paper
+    from fedexp.analysis import draw_kept, draw_paper
 
     kinds: dict[str, Callable[..., Figure]] = {
         "class_maps": draw_paper.class_maps,
@@ -73,6 +73,8 @@ def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -
         "round_models": draw_paper.round_models,
         "round_forgetting": draw_paper.round_forgetting,
         "neurons": draw_paper.neurons,
+        "noise": draw_kept.noise,
+        "joint_tsne": draw_kept.joint_tsne,
     }
     options = {key: value for key, value in node.items() if key not in ("kind", "name", "only")}
     only = node.get("only")
