@@ -293,6 +293,8 @@ def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
     np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
     np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
     assert figure.axes[1].get_title() == "s=2, by run"
+    with pytest.raises(ConfigError, match="no run of homogeneous is finished"):
+        draw_one({"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21")
     with pytest.raises(ConfigError, match="no setting has the runs of two methods"):
         draw_one({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
 

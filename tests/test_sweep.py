@@ -117,21 +117,31 @@ def test_overrides_restrict_axes_or_add_to_them():
 
 
 def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
-    """Hydra would merge both, and refuse the second round of the clients' data as an unknown key. The runs still have
-    their names in the sweep; where a run has a mapping literally, it is of that block."""
+    """Hydra would merge both, and refuse the second round of the clients' data as an unknown key."""
     given = ["rounds=4", "schedule.partition={4:{name:sharding,shards_per_client:3}}"]
     (overrides,) = launches(load("fedntd_fig18"), given)
     (job,) = expand([text for text in overrides if not text.startswith(NEW)])
     assert composed(*job).schedule.partition == {4: {"name": "sharding", "shards_per_client": 3}}
-    assert cell_of(load("fedntd_fig18"), job)[1] == {"setting": "IID, then s=2", "method": "FedAvg"}
     (own,) = launches(load("fedntd_fig18"), ["rounds=105"])
     assert list(composed(*next(expand(own))).schedule.partition) == [101]
-    for block, steps in zip(load("fedka_fig3").blocks, (3, 20), strict=True):
+
+
+def test_the_place_of_a_run_whose_fixed_overrides_are_replaced():
+    """By what all runs share or, where a mapping stands for it, by any mapping. It is no run of a printed cell."""
+    fig18, fig19, fig3 = map(load, ("fedntd_fig18", "fedntd_fig19", "fedka_fig3"))
+    run = ["experiment=fedntd/cifar10_iid", "algorithm=fedavg", "model=cnn_circle", "rounds=4",
+           "keep_local_models=[4]", "schedule.partition={4:iid}"]  # fmt: skip
+    assert cell_of(fig18, run) is None
+    assert cell_of(fig18, run, ["rounds=4", "keep_local_models=[4]"])[1]["setting"] == "IID, then s=2"
+    assert cell_of(fig18, run, ["rounds=4"]) is None
+    assert cell_of(fig18, run[:-1], run) is None
+    for partition, name in (("{4:iid}", "homogeneous"), ("null", "heterogeneous")):
+        run = ["experiment=fedntd/cifar10_s2", "algorithm=fedavg", "rounds=4", "keep_local_models=[4]"]
+        assert cell_of(fig19, [*run, f"schedule.partition={partition}"], run)[1]["setting"] == name
+    for block in fig3.blocks:  # which differ by rounds and a mapping: the literal one counts
         run = ["experiment=fedka/cifar10", "algorithm=fedavg", *block.fixed]
-        assert cell_of(load("fedka_fig3"), run)[0] == block
-        assert cell_of(load("fedka_fig3"), [*run[:-1], "+schedule.classes={2:{7:0}}"])[0] == block
-        assert cell_of(load("fedka_fig3"), run[:-1]) is None
-        assert block.fixed[-1].count("}") == steps + 1
+        assert cell_of(fig3, run, [])[0] == cell_of(fig3, run)[0] == block
+        assert cell_of(fig3, [*(each for each in run if "rounds" not in each), "rounds=9"], ["rounds=9"])[0] == block
 
 
 def test_an_unknown_sweep_is_named():

@@ -11,7 +11,7 @@ paper's text says of the table (fedexp.analysis.claims), `pictures` which figure
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,18 @@ class Block:
         groups = [text for text in [*grids, *kept] if "." not in text.split("=")[0]]
         return groups + [text for text in [*grids, *kept] if text not in groups]
 
-    def fixed_in(self, given: set[str]) -> tuple[int, int] | None:
-        """Return how many of its fixed overrides a run has (all, literally); None where one is missing. given: the
-        overrides of the run; instead of a mapping it may have another value of that key (see `arguments`)."""
+    def fixed_in(self, given: set[str], shared: Collection[str] | None = None) -> tuple[int, int] | None:
+        """Return how many of its fixed overrides a run has (all, literally); None where one is missing.
+
+        given: the overrides of the run. shared: those of all runs beside it, by which a fixed override may be replaced;
+        a mapping may be replaced by any other one. None: all must be there literally.
+        """
         missing = [text for text in self.fixed if text not in given]
-        keys = set(map(key_of, given)) if missing else set()
-        if any(not is_mapping(text) or key_of(text) not in keys for text in missing):
+        if missing and shared is None:
+            return None
+        others = {key_of(each) for each in given if each in (shared or ()) and not is_mapping(each)}
+        mappings = {key_of(each) for each in given if is_mapping(each)}
+        if any(key_of(text) not in (mappings if is_mapping(text) else others) for text in missing):
             return None
         return len(self.fixed), len(self.fixed) - len(missing)
 
@@ -167,13 +173,17 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     return lists
 
 
-def cell_of(sweep: Sweep, overrides: Sequence[str]) -> tuple[Block, dict[str, str]] | None:
+def cell_of(
+    sweep: Sweep, overrides: Sequence[str], shared: Collection[str] | None = None
+) -> tuple[Block, dict[str, str]] | None:
     """Return (block, fields of the printed cells) of a run by the overrides it was started with; None: not a run of
-    it."""
+    it. shared: where the overrides of all runs are given, a run counts too whose fixed overrides these replace: it is
+    no reproduction, but has a place in a picture."""
     given = set(map(as_written, overrides))
-    best = most_specific(sweep, given)
+    shared = None if shared is None else set(map(as_written, shared))
+    best = most_specific(sweep, given, shared)
     for block in sweep.blocks:
-        if (fixed := block.fixed_in(given)) is None:
+        if (fixed := block.fixed_in(given, shared)) is None:
             continue
         values = [[value for value in axis if f"{key}={value}" in given] for key, axis in block.axes.items()]
         if all(len(found) == 1 for found in values):
@@ -190,13 +200,13 @@ def as_written(override: str) -> str:
     return f"{key}{equals}{value.lower() if value in ('True', 'False') else value}"
 
 
-def most_specific(sweep: Sweep, given: set[str]) -> tuple[int, int]:
+def most_specific(sweep: Sweep, given: set[str], shared: Collection[str] | None) -> tuple[int, int]:
     """Return the number of overrides that the most specific matching block accounts for: (all, those that the run has
     literally)."""
     sizes = [(0, 0)]
     for block in sweep.blocks:
         matches = all(any(f"{key}={value}" in given for value in axis) for key, axis in block.axes.items())
-        if matches and (fixed := block.fixed_in(given)):
+        if matches and (fixed := block.fixed_in(given, shared)):
             sizes.append((len(block.axes) + fixed[0], fixed[1]))
     return max(sizes)
 
