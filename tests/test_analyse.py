@@ -1,5 +1,6 @@
 """`fedexp analyse`: each measure against numbers worked by hand or dense algebra in float64, and on one run."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,17 @@ import pytest
 import torch
 
 import fedexp
-from fedexp.analysis.after import features, loss_plane, vectors
+from fedexp.analysis.after import features, joint, loss_plane, vectors
 from fedexp.analysis.after.hessian import largest, loss_hessian, spectrum_of
+from fedexp.analysis.after.noise import default_strengths, noise_curve
 from fedexp.analysis.after.pictures import picture_of
-from fedexp.analysis.after.subject import Named, Subject
+from fedexp.analysis.after.subject import Examples, Named, Subject, subject_of
+from fedexp.analysis.paper_figures import draw_one
+from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
+from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 from toy_federation import PLAIN, make_simulation, play
@@ -141,6 +146,40 @@ def test_the_plane_of_models_holds_them(toy):
     assert plane.y[0] < low[1] < high[1] < plane.y[-1]
 
 
+def test_noise_is_added_to_all_parameters(toy):
+    """w + s e: without noise the model's own loss, exactly; else that of the sum. A draw keeps e at all strengths."""
+    params = toy.use(toy.first)
+    own = toy.bench.evaluate(params)
+    found = noise_curve(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
+    assert found.loss.shape == found.accuracy.shape == (2, 3)
+    assert (found.loss[:, 0] == float(own.loss)).all()
+    assert (found.accuracy[:, 0] == int(own.class_correct.sum()) / 20).all()
+    for number in (0, 1):
+        e = vectors.gaussian(params, 3, number)
+        for i, strength in ((1, 0.1), (2, 0.3)):
+            at = {name: value + strength * e[name] for name, value in params.items()}
+            assert found.loss[number, i] == pytest.approx(float(toy.bench.evaluate(at).loss), rel=1e-12)
+    assert len(np.unique(found.loss)) == 5
+    np.testing.assert_array_equal(noise_curve(toy, [0.3], 2, "absolute", seed=3).loss, found.loss[:, 2:])
+    assert not np.isin(noise_curve(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
+
+
+def test_the_scale_of_noise_by_hand(toy):
+    """Absolute: standard normal numbers. Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 + 1) / 2)."""
+    e = vectors.gaussian({"w": torch.zeros(200, 100), "b": torch.zeros(3)}, seed=1, number=0)["w"]
+    assert (e.mean().item(), e.std().item()) == pytest.approx((0, 1), abs=0.02)  # 3 of 1 / sqrt(20,000)
+    d = {"w": torch.tensor([[1.0, -2.0], [0.0, 4.0]]), "b": torch.tensor([3.0, 5.0])}
+    found = vectors.relative_to(HAND, d)
+    torch.testing.assert_close(found["w"], d["w"] * 7.25**0.5)
+    assert found["b"].tolist() == [3, 5]
+    params = toy.use(toy.first)
+    e = vectors.relative_to(params, vectors.gaussian(params, 0, 0))
+    at = {name: value + 0.2 * e[name] for name, value in params.items()}
+    found = noise_curve(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
+    assert found == pytest.approx(float(toy.bench.evaluate(at).loss), rel=1e-12)
+    np.testing.assert_allclose(default_strengths("relative"), np.arange(11) / 20)
+
+
 # --- features
 
 
@@ -198,15 +237,16 @@ def test_other_features_than_two_are_said(toy):
 
 # --- the command
 
+SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu",
+         "hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "tracker=none", "rounds=2",
+         "keep_local_models=[2]", "checkpoint_interval=1"]  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Two rounds of a tiny network with features on the circle; the local models of the second are kept."""
-    small = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu",
-             "hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "tracker=none", "rounds=2",
-             "model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]", "keep_local_models=[2]",
-             "checkpoint_interval=1"]  # fmt: skip
-    return fedexp.run(small, directory=tmp_path_factory.mktemp("runs") / "run")
+    model = ["model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]"]
+    return fedexp.run([*SMALL, *model], directory=tmp_path_factory.mktemp("runs") / "run")
 
 
 def tables(run, capsys, *arguments):
@@ -216,6 +256,81 @@ def tables(run, capsys, *arguments):
     paths = [Path(line.strip()) for line in printed.splitlines() if line.startswith("  ")]
     assert all(path.stat().st_size > 0 for path in paths)
     return [pd.read_csv(path) for path in paths if path.suffix == ".csv"], paths, printed
+
+
+@pytest.fixture(scope="module")
+def others(run, tmp_path_factory):
+    """A copy of the run whose clients have each other's models; and a run of another model on another partition."""
+    folder = tmp_path_factory.mktemp("others")
+    copy = Path(shutil.copytree(run.directory, folder / "copy"))
+    clients = run.kept_clients(2)
+    for client, other in zip(clients, [*clients[1:], clients[0]], strict=True):
+        model = kept_models.load(run.directory, 2, other)
+        kept_models.save_local(copy, 2, client, {"params": model.params, "buffers": model.buffers})
+    changes = ["algorithm=fedntd", "model=cnn", "seeds.partition=5"]
+    wide = fedexp.run([*SMALL, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide")
+    return copy, wide.directory
+
+
+def test_models_of_two_runs_in_one_plane(run, others, capsys, monkeypatch):
+    """With the embedding that returns the first two features, the places of each model are its own features."""
+    monkeypatch.setattr(joint, "embedded", lambda found, *_: [each[:, :2] for each in found])
+    (found,), (_, picture), _ = tables(run, capsys, "tsne", "--examples", "12", "--with", str(others[0]))
+    assert picture.name == "tsne_round2_with_copy.png"
+    clients = run.kept_clients(2)
+    models = ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"]
+    assert list(found["model"].unique()) == [f"{name}: {model}" for name in ("run", "copy") for model in models]
+    places = {name: group[["x", "y"]].to_numpy() for name, group in found.groupby("model")}
+    subject = subject_of(RunDirectory(run.directory), 2, examples=Examples(most=12))
+    for i, client in enumerate(clients):
+        mine = subject.features(kept_models.load(run.directory, 2, client))
+        np.testing.assert_allclose(places[f"run: client {client}"], mine, rtol=1e-9)
+        np.testing.assert_allclose(places[f"copy: client {clients[i - 1]}"], mine, rtol=1e-9)
+    settings = settings_of(run.directory, others[0])
+    figure = draw_one({"name": "x", "kind": "joint_tsne", "clients": 1, "examples": 12}, settings, "FedNTD Fig. 21")
+    lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
+    assert list(lines) == ["A: 1 local model", "B: 1 local model", "A: 2 global models", "B: 2 global models"]
+    np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
+    np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
+    assert figure.axes[1].get_title() == "s=2, by run"
+    with pytest.raises(ConfigError, match="no run of homogeneous is finished"):
+        draw_one({"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21")
+    with pytest.raises(ConfigError, match="no setting has the runs of two methods"):
+        draw_one({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
+
+
+def test_runs_that_cannot_be_in_one_plane(run, others, capsys):
+    copy, wide = map(str, others)
+    for arguments, words in (
+        (["--with", str(run.directory)], "each run must be named once"),
+        (["--with", str(run.directory.parent)], "no run is there"),
+        (["--with", wide, "--examples", "12"], "fedavg and fedntd: their features have 2 and 16 dimensions"),
+        (["--with", copy, "--with", wide, "--data", "3"], "has other examples than"),
+    ):
+        assert main.main(["analyse", str(run.directory), "tsne", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def settings_of(*directories):
+    """One setting whose methods are called A, B, ... with a run each."""
+    methods = (Method(name, (RunDirectory(path),)) for name, path in zip("AB", directories, strict=False))
+    return [Setting("s=2", tuple(methods), "")]
+
+
+def test_noise_for_the_report_of_a_sweep(run, others):
+    """Of the global model and of the first client's, which is another one in the copy."""
+    small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
+    subject = subject_of(RunDirectory(run.directory), 2, examples=Examples(most=20))
+    settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
+    same = draw_one(small, settings, "FedNTD Fig. 14").axes[0].lines
+    assert same[0].get_label() == "A"
+    wanted = noise_curve(subject, [0.0, 0.2], 2, "absolute", 0).loss.mean(0)
+    for line in same:
+        np.testing.assert_allclose(line.get_xydata().T, [[0, 0.2], wanted], rtol=1e-12)
+    local = draw_one(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
+    for line, client in zip(local, clients[:2], strict=True):
+        params = subject.use(kept_models.load(run.directory, 2, client))
+        assert line.get_ydata()[0] == pytest.approx(float(subject.bench.evaluate(params).loss), rel=1e-12)
 
 
 def test_pictures_for_the_report_of_a_sweep_write_nothing(run):
@@ -234,6 +349,13 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
     middle = plane.query("x == 0 and y == 0").iloc[0]
     assert middle["loss"] == pytest.approx(run.rounds["test_loss"].iloc[-1], rel=1e-9)
     assert middle["accuracy"] == pytest.approx(run.summary["accuracy"], abs=1e-12)
+    (noise,), paths, printed = tables(run, capsys, "noise", "--strengths", "0,0.1", "--draws", "3")
+    assert [path.name for path in paths] == ["noise_round2_absolute.csv", "noise_round2_absolute.png"]
+    assert noise["draw"].tolist() == [0, 0, 1, 1, 2, 2]
+    whole = tables(run, capsys, "noise", "--strengths", "0", "--draws", "1", "--examples", "9999")[0][0]
+    assert whole["loss"].tolist() == [run.rounds["test_loss"].iloc[-1]]
+    assert whole["accuracy"].tolist() == [run.summary["accuracy"]]
+    assert f"noise 0.1: loss {noise.query('strength == 0.1')['loss'].mean():.4f}" in printed
     (models,), paths, _ = tables(
         run, capsys, "loss_plane", "--directions", "models", "--points", "3", "--data", "train"
     )
@@ -276,6 +398,8 @@ def test_each_kind_writes_a_table_and_a_picture(run, capsys):
         (["loss_plane", "--directions", "models", "--models", "global,1"], "three different ones of global, before"),
         (["loss_plane", "--directions", "models", "--models", "global,before,x"], "x must be global, before"),
         (["loss_plane", "--directions", "models", "--round", "1"], "needs two local models of round 1, and 0 are kept"),
+        (["noise", "--strengths", "0,-1"], "--strengths=[0.0, -1.0]: must be numbers of at least 0"),
+        (["noise", "--scale", "relativ"], "(nearest: 'relative')"),
         (["neurons", "--round", "1"], "no local models of a round are kept with the global one before"),
         (["tsne", "--perplexity", "5000"], "less than the"),
         (["tsne", "--examples", "0"], "--examples=0: must be at least 1"),

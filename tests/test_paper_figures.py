@@ -54,11 +54,30 @@ def settings_of(name, folder, **options):
     return labelled(sweep, runs_of(sweep, folder, **options)), sweep
 
 
-def test_runs_are_called_as_the_sweep_s_file_says(tmp_path):
-    settings, _ = settings_of("fedntd_fig2c", tmp_path, seeds=(0, 1))
+def test_runs_are_called_and_ordered_as_the_sweep_s_file_says(tmp_path):
+    settings, sweep = settings_of("fedntd_fig2c", tmp_path, seeds=(0, 1))
+    backwards = labelled(sweep, load_runs(tmp_path)[::-1])
+    assert [(s.name, [m.name for m in s.methods]) for s in backwards] == [
+        (s.name, [m.name for m in s.methods]) for s in settings
+    ]
     assert [each.name for each in settings] == ["IID", "alpha=0.5", "alpha=0.3", "alpha=0.1"]
     assert [[m.name for m in each.methods] for each in settings] == [["CIFAR-10", "CIFAR-100"]] * 4
     assert all(len(method.runs) == 2 for each in settings for method in each.methods)
+
+
+def test_runs_with_other_values_of_what_a_sweep_fixes_keep_their_names(tmp_path):
+    """Fewer rounds than in the sweep's file: Hydra notes the last value of a key alone."""
+    for seed in (0, 1):
+        for algorithm in ("fedavg", "flashback"):
+            run = ["experiment=flashback/cifar10_lda0.1", f"algorithm={algorithm}", "rounds=3", f"seed={seed}"]
+            make_run(tmp_path, run, seed, classes=5)
+    sweep = load_sweep("flashback_fig1", [CONF])
+    (setting,) = labelled(sweep, load_runs(tmp_path))
+    assert (setting.name, [method.name for method in setting.methods]) == (
+        "CIFAR10 (beta=0.1)",
+        ["FedAvg", "Flashback"],
+    )
+    assert [name for name, _ in paper_pictures(sweep, load_runs(tmp_path))] == ["flashback_fig1_a", "flashback_fig1_b"]
 
 
 def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):

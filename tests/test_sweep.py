@@ -116,6 +116,34 @@ def test_overrides_restrict_axes_or_add_to_them():
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
 
 
+def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
+    """Hydra would merge both, and refuse the second round of the clients' data as an unknown key."""
+    given = ["rounds=4", "schedule.partition={4:{name:sharding,shards_per_client:3}}"]
+    (overrides,) = launches(load("fedntd_fig18"), given)
+    (job,) = expand([text for text in overrides if not text.startswith(NEW)])
+    assert composed(*job).schedule.partition == {4: {"name": "sharding", "shards_per_client": 3}}
+    (own,) = launches(load("fedntd_fig18"), ["rounds=105"])
+    assert list(composed(*next(expand(own))).schedule.partition) == [101]
+
+
+def test_the_place_of_a_run_whose_fixed_overrides_are_replaced():
+    """By what all runs share or, where a mapping stands for it, by any mapping. It is no run of a printed cell."""
+    fig18, fig19, fig3 = map(load, ("fedntd_fig18", "fedntd_fig19", "fedka_fig3"))
+    run = ["experiment=fedntd/cifar10_iid", "algorithm=fedavg", "model=cnn_circle", "rounds=4",
+           "keep_local_models=[4]", "schedule.partition={4:iid}"]  # fmt: skip
+    assert cell_of(fig18, run) is None
+    assert cell_of(fig18, run, ["rounds=4", "keep_local_models=[4]"])[1]["setting"] == "IID, then s=2"
+    assert cell_of(fig18, run, ["rounds=4"]) is None
+    assert cell_of(fig18, run[:-1], run) is None
+    for partition, name in (("{4:iid}", "homogeneous"), ("null", "heterogeneous")):
+        run = ["experiment=fedntd/cifar10_s2", "algorithm=fedavg", "rounds=4", "keep_local_models=[4]"]
+        assert cell_of(fig19, [*run, f"schedule.partition={partition}"], run)[1]["setting"] == name
+    for block in fig3.blocks:  # which differ by rounds and a mapping: the literal one counts
+        run = ["experiment=fedka/cifar10", "algorithm=fedavg", *block.fixed]
+        assert cell_of(fig3, run, [])[0] == cell_of(fig3, run)[0] == block
+        assert cell_of(fig3, [*(each for each in run if "rounds" not in each), "rounds=9"], ["rounds=9"])[0] == block
+
+
 def test_an_unknown_sweep_is_named():
     with pytest.raises(ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"):
         load("fedntd_tabel1")

@@ -110,7 +110,7 @@ def curves(settings: Sequence[Setting], title: str, column: str = "test_accuracy
 def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -> Figure:
     """Draw a value of summary.json by setting, a line of bars for each method (FedNTD Fig. 2c, whose settings are
     levels of heterogeneity and whose "methods" are data sets): mean over seeds, bars of one standard deviation."""
-    figure, axes = one_panel(settings, title, f"{value} by heterogeneity")
+    figure, axes = one_panel(settings, title, f"{value.capitalize()} by heterogeneity")
     names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
     for number, name in enumerate(names):
         points = [(i, found) for i, setting in enumerate(settings) for method in setting.methods
@@ -118,11 +118,13 @@ def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -
         if points:
             mean, spread = np.array([found for _, found in points]).T
             places = np.array([i for i, _ in points]) + (number - (len(names) - 1) / 2) * 0.8 / len(names)
-            axes.bar(places, mean, 0.75 / len(names), yerr=spread, capsize=3, color=f"C{number}", label=name)
+            bars = spread if spread.any() else None  # one seed alone has none
+            axes.bar(places, mean, 0.75 / len(names), yerr=bars, capsize=3, color=f"C{number}", label=name)
     axes.set_xticks(range(len(settings)), [setting.name for setting in settings])
     axes.set_ylabel(value)
     axes.grid(True, axis="y")
-    draw_sweep.legend(figure, axes)
+    if len(names) > 1:
+        draw_sweep.legend(figure, axes)
     return figure
 
 

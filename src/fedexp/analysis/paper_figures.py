@@ -1,7 +1,8 @@
 """The figures of a paper, drawn from the runs of the sweep that has their name: `pictures` in conf/sweep/<name>.yaml.
 
 Each is a mapping with `kind` (one of `draw_one` or of AFTER), options of that kind and, where a sweep has several,
-`name`: the picture is <sweep>_<name>, and of AFTER one of each run. The fields `setting` and `method` beside the values
+`name`: the picture is <sweep>_<name>, and of AFTER one of each run. `only` names the methods that a picture shows,
+`settings` the settings; without them it shows all. The fields `setting` and `method` beside the values
 of the sweep's axes label its runs; of several seeds, pictures of single runs show the lowest.
 """
 
@@ -59,7 +60,7 @@ def pictures_of_runs(
 
 def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
     """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError where the runs lack what it shows."""
-    from fedexp.analysis import draw_paper
+    from fedexp.analysis import draw_kept, draw_paper
 
     kinds: dict[str, Callable[..., Figure]] = {
         "class_maps": draw_paper.class_maps,
@@ -73,31 +74,41 @@ def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -
         "round_models": draw_paper.round_models,
         "round_forgetting": draw_paper.round_forgetting,
         "neurons": draw_paper.neurons,
+        "noise": draw_kept.noise,
+        "joint_tsne": draw_kept.joint_tsne,
     }
-    options = {key: value for key, value in node.items() if key not in ("kind", "name", "only")}
-    only = node.get("only")
+    options = {key: value for key, value in node.items() if key not in ("kind", "name", "only", "settings")}
+    only, within = node.get("only"), node.get("settings")
     shown = [
         Setting(each.name, chosen, each.common)
         for each in settings
-        if (chosen := tuple(method for method in each.methods if only is None or method.name in only))
+        if (within is None or each.name in within)
+        and (chosen := tuple(method for method in each.methods if only is None or method.name in only))
     ]
     if not shown:
-        raise ConfigError(f"no run of {', '.join(only or ())} is finished")
+        raise ConfigError(f"no run of {', '.join([*(within or ()), *(only or ())])} is finished")
     return kinds[str(node["kind"])](shown, title, **options)
+
+
+def in_order(sweep: Sweep, field: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was found by name in the order in which the sweep's file has these names in a field; others last."""
+    every = [block.fields(each).get(field) for block in sweep.blocks for each in block.combinations()]
+    return dict(sorted(found.items(), key=lambda item: every.index(item[0]) if item[0] in every else len(every)))
 
 
 def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
     """Return the runs by setting and method, as the fields of the sweep's file call them; those that it has not, by
     their overrides."""
-    shared = shared_overrides(runs)
+    shared, same = shared_overrides(runs), set.intersection(*(set(run.overrides) for run in runs))
     single = len({run.summary.get("algorithm") for run in runs}) == 1
     found: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
-        cell = cell_of(sweep, run.overrides)
+        cell = cell_of(sweep, run.overrides, same)
         setting, method = names(run, shared, single)
         fields = cell[1] if cell else {}
         place = found.setdefault(fields.get("setting", setting), {})
         place.setdefault(fields.get("method", method), []).append(run)
+    found = in_order(sweep, "setting", {name: in_order(sweep, "method", methods) for name, methods in found.items()})
     axes = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     changed = [o for o in sorted(shared) if o.partition("=")[0] not in axes and as_written(o) not in fixed]

@@ -11,7 +11,7 @@ paper's text says of the table (fedexp.analysis.claims), `pictures` which figure
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedexp.analysis.rules import Rule, read_rule
 from fedexp.config.options import list_options
-from fedexp.config.overrides import is_path
+from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
@@ -59,12 +59,35 @@ class Block:
                 return None
         return Block(axes, self.fixed, self.measures)
 
-    def arguments(self) -> list[str]:
-        """Return the overrides of one `--multirun`."""
+    def arguments(self, others: Sequence[str] = ()) -> list[str]:
+        """Return the overrides of one `--multirun`, less the mappings whose keys `others` set: Hydra would merge both
+        mappings, and so the values of the command line would not win."""
+        keys = set(map(key_of, others))
+        kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
         # Groups first: the value of a key of an algorithm belongs to that algorithm.
         grids = [f"{key}={','.join(values)}" for key, values in self.axes.items()]
-        groups = [text for text in [*grids, *self.fixed] if "." not in text.split("=")[0]]
-        return groups + [text for text in [*grids, *self.fixed] if text not in groups]
+        groups = [text for text in [*grids, *kept] if "." not in text.split("=")[0]]
+        return groups + [text for text in [*grids, *kept] if text not in groups]
+
+    def fixed_in(self, given: set[str], shared: Collection[str] | None = None) -> tuple[int, int] | None:
+        """Return how many of its fixed overrides a run has (all, literally); None where one is missing.
+
+        given: the overrides of the run. shared: those of all runs beside it, by which a fixed override may be replaced;
+        a mapping may be replaced by any other one. None: all must be there literally.
+        """
+        missing = [text for text in self.fixed if text not in given]
+        if missing and shared is None:
+            return None
+        others = {key_of(each) for each in given if each in (shared or ()) and not is_mapping(each)}
+        mappings = {key_of(each) for each in given if is_mapping(each)}
+        if any(key_of(text) not in (mappings if is_mapping(text) else others) for text in missing):
+            return None
+        return len(self.fixed), len(self.fixed) - len(missing)
+
+
+def is_mapping(override: str) -> bool:
+    """Return whether an override has a mapping as its value."""
+    return override.partition("=")[2].startswith("{")
 
 
 @dataclass(frozen=True)
@@ -137,7 +160,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     given = {key: value.split(",") for key, _, value in (o.partition("=") for o in overrides) if key in keys}
     others = [o for o in overrides if o.partition("=")[0] not in given]
     others += [o for o in sweep.common if not any(each.startswith(o.partition("[")[0]) for each in overrides)]
-    lists = [[*block.arguments(), *others] for old in sweep.blocks if (block := old.restricted(given))]
+    lists = [[*block.arguments(others), *others] for old in sweep.blocks if (block := old.restricted(given))]
     for key, values in given.items():
         new = [v for v in values if not any(v in block.axes.get(key, ()) for block in sweep.blocks)]
         first = next(block for block in sweep.blocks if key in block.axes)
@@ -150,17 +173,22 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     return lists
 
 
-def cell_of(sweep: Sweep, overrides: Sequence[str]) -> tuple[Block, dict[str, str]] | None:
+def cell_of(
+    sweep: Sweep, overrides: Sequence[str], shared: Collection[str] | None = None
+) -> tuple[Block, dict[str, str]] | None:
     """Return (block, fields of the printed cells) of a run by the overrides it was started with; None: not a run of
-    it."""
+    it. shared: where the overrides of all runs are given, a run counts too whose fixed overrides these replace: it is
+    no reproduction, but has a place in a picture."""
     given = set(map(as_written, overrides))
+    shared = None if shared is None else set(map(as_written, shared))
+    best = most_specific(sweep, given, shared)
     for block in sweep.blocks:
-        if not given.issuperset(block.fixed):
+        if (fixed := block.fixed_in(given, shared)) is None:
             continue
         values = [[value for value in axis if f"{key}={value}" in given] for key, axis in block.axes.items()]
         if all(len(found) == 1 for found in values):
             combination = [(key, found[0]) for key, found in zip(block.axes, values, strict=True)]
-            if len(combination) + len(block.fixed) >= most_specific(sweep, given):
+            if (len(combination) + fixed[0], fixed[1]) >= best:
                 return block, block.fields(combination)
     return None
 
@@ -172,13 +200,14 @@ def as_written(override: str) -> str:
     return f"{key}{equals}{value.lower() if value in ('True', 'False') else value}"
 
 
-def most_specific(sweep: Sweep, given: set[str]) -> int:
-    """Return the number of overrides that the most specific matching block accounts for."""
-    sizes = [0]
+def most_specific(sweep: Sweep, given: set[str], shared: Collection[str] | None) -> tuple[int, int]:
+    """Return the number of overrides that the most specific matching block accounts for: (all, those that the run has
+    literally)."""
+    sizes = [(0, 0)]
     for block in sweep.blocks:
         matches = all(any(f"{key}={value}" in given for value in axis) for key, axis in block.axes.items())
-        if matches and given.issuperset(block.fixed):
-            sizes.append(len(block.axes) + len(block.fixed))
+        if matches and (fixed := block.fixed_in(given, shared)):
+            sizes.append((len(block.axes) + fixed[0], fixed[1]))
     return max(sizes)
 
 

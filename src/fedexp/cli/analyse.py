@@ -5,6 +5,7 @@ pictures are written to <run>/analysis/.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "loss_plane": "loss and accuracy on a plane of two directions (FedNTD Fig. 14)",
+    "noise": "loss and accuracy under Gaussian noise on the parameters (FedNTD Fig. 14)",
     "hessian": "the largest eigenvalues of the Hessian of the loss",
     "hypersphere": "2-dimensional features on the unit circle (FedNTD Fig. 18)",
     "tsne": "features of global and local models, by t-SNE (FedNTD Fig. 19 to 21)",
@@ -35,7 +37,7 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     of = {name: kinds.add_parser(name, help=text, description=text) for name, text in KINDS.items()}
     for each in of.values():
         add_common(each)
-    for name in ("loss_plane", "hessian"):
+    for name in ("loss_plane", "noise", "hessian"):
         of[name].add_argument("--round", type=int, help="after which the model was kept (default: the last)")
         of[name].add_argument("--client", type=int, help="its local model of that round, instead of the global one")
     for name in ("hypersphere", "tsne", "neurons"):
@@ -50,11 +52,19 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     plane.add_argument("--points", type=int, help="on each side of the grid (default: 21)")
     plane.add_argument("--span", type=float, help="how far it reaches on either side, in units of its directions "
                        "(default: 1 for random, 0.5 for eigenvectors)")  # fmt: skip
+    noise = of["noise"]
+    noise.add_argument("--strengths", type=numbers_in, help="of the noise, with commas (default: 11 from 0 to 0.05, or "
+                       "to 0.5 with --scale relative)")  # fmt: skip
+    noise.add_argument("--draws", type=int, help="how many (default: 5)")
+    noise.add_argument("--scale", help="of a strength: absolute (the default), a standard deviation, or relative to "
+                       "the root mean square of each tensor")  # fmt: skip
     of["hessian"].add_argument("--eigenvalues", type=int, help="how many (default: 5)")
     of["hessian"].add_argument("--tolerance", type=float, help="relative, of each (default: 0.001)")
     of["hypersphere"].add_argument("--clients", type=int, help="at most so many local models (default: 3)")
     of["tsne"].add_argument("--clients", type=int, help="at most so many local models (default: 10)")
     of["tsne"].add_argument("--perplexity", type=float, help="of t-SNE (default: 30)")
+    of["tsne"].add_argument("--with", dest="others", metavar="RUN", action="append", type=Path, help="another run, "
+                            "whose models go into the same plane; may be repeated (FedNTD Fig. 21)")  # fmt: skip
     for name, each in of.items():
         each.set_defaults(**COMMON | OF_KIND[name])
     return parser
@@ -77,6 +87,11 @@ def rounds_in(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def numbers_in(text: str) -> list[float]:
+    """Return the numbers of a list with commas."""
+    return [float(part) for part in text.split(",")]
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp analyse") -> int:
     """Print what was found and the files that were written; exit code 2 with one message for bad input."""
     options = parser_of(prog).parse_args(arguments)
@@ -93,8 +108,9 @@ def check(options: argparse.Namespace) -> None:
     """Raise ConfigError for a flag whose value cannot be."""
     from fedexp.rundir.reader import MARKS
 
-    if not any((options.run / name).exists() for name in MARKS):
-        raise ConfigError(f"{options.run}: no run is there (none of {', '.join(MARKS)})")
+    for run in (options.run, *getattr(options, "others", ())):
+        if not any((run / name).exists() for name in MARKS):
+            raise ConfigError(f"{run}: no run is there (none of {', '.join(MARKS)})")
     require(options.examples >= 1, "--examples", options.examples, "at least 1")
     require(0 <= options.seed < 2**63, "--seed", options.seed, "an integer of at least 0")
     if "clients" in options:
@@ -108,6 +124,11 @@ def check(options: argparse.Namespace) -> None:
         require(options.span is None or not of_models, "--span", options.span, "left out with --directions models")
         alone = options.client is None or not of_models
         require(alone, "--client", options.client, "left out with --directions models, which --models names")
+    if options.kind == "noise":
+        require_choice("--scale", options.scale, ("absolute", "relative"))
+        require(options.draws >= 1, "--draws", options.draws, "at least 1")
+        fine = all(0 <= strength < math.inf for strength in options.strengths or ())
+        require(fine, "--strengths", options.strengths, "numbers of at least 0")
     if options.kind == "hessian":
         require(0 < options.tolerance < 1, "--tolerance", options.tolerance, "greater than 0 and less than 1")
 
@@ -125,8 +146,8 @@ def analyse(options: argparse.Namespace) -> list[str]:
     look = look_of(options.run).changed(options)
     log_to_console()
     of_kind: dict[str, Callable[[RunDirectory, Request], list[str]]] = {
-        "loss_plane": kinds.loss_plane, "hessian": kinds.hessian, "hypersphere": kinds.hypersphere, "tsne": kinds.tsne,
-        "neurons": kinds.neurons,
+        "loss_plane": kinds.loss_plane, "noise": kinds.noise, "hessian": kinds.hessian,
+        "hypersphere": kinds.hypersphere, "tsne": kinds.tsne, "neurons": kinds.neurons,
     }  # fmt: skip
     with composed([], options.config_dir) if options.config_dir else nullcontext():
         return of_kind[options.kind](RunDirectory(options.run), kinds.Request(options, look))

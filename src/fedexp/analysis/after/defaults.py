@@ -8,8 +8,9 @@ OF_KIND: dict[str, dict[str, Any]] = {
         **{"round": None, "client": None, "directions": "random", "models": None},
         **{"points": 21, "span": None},
     },
+    "noise": {"round": None, "client": None, "strengths": None, "draws": 5, "scale": "absolute"},
     "hessian": {"round": None, "client": None, "eigenvalues": 5, "tolerance": 1e-3},
     "hypersphere": {"round": [], "clients": 3},
-    "tsne": {"round": [], "clients": 10, "perplexity": 30.0, "examples": 200},
+    "tsne": {"round": [], "clients": 10, "perplexity": 30.0, "examples": 200, "others": []},
     "neurons": {"round": []},
 }

@@ -1,6 +1,6 @@
 """The pictures of `fedexp analyse`: one function each, from what was measured to a matplotlib Figure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,17 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from fedexp.analysis.after.features import circle_density, plane_density
+from fedexp.analysis import draw_sweep
+from fedexp.analysis.after.features import Cloud, circle_density, plane_density
 from fedexp.analysis.after.hessian import Spectrum
 from fedexp.analysis.after.loss_plane import Surface
 from fedexp.analysis.after.neurons import Preferences
+from fedexp.analysis.after.noise import NoiseCurve
 from fedexp.figures.fonts import drawable
 from fedexp.figures.style import NAMED_CLASSES, colour_map, entitle, integers, label_size, stroke, width
 
 MARKERS = "osD^vPX*"  # of the models, and of classes beyond the colours of the style
+MODEL_POINTS: dict[str, Any] = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
 RIM = 1.35  # of the plane around the unit circle
 
 
@@ -49,6 +52,29 @@ def loss_plane(surface: Surface, title: str) -> Figure:
         figure.colorbar(image, ax=axes, pad=0.02, shrink=0.85)
     panels[0].set_ylabel("second direction")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
+    """Draw loss and accuracy against the strength of the noise, a curve for each labelled model: mean over the draws in
+    a band of one standard deviation (FedNTD Fig. 14)."""
+    figure = Figure(figsize=(width(), 3.6), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for number, (label, each) in enumerate(curves):
+        for axes, values in zip(panels, (each.loss, each.accuracy), strict=True):
+            draw_sweep.curve(axes, each.strengths, np.ma.masked_invalid(values), number, label)
+    losses = np.concatenate([each.loss[np.isfinite(each.loss)] for _, each in curves] or [np.empty(0)])
+    if losses.size and 0 < losses.min() < losses.max() / 20:
+        panels[0].set_yscale("log")
+    panels[1].set_ylim(0, 1.02)
+    draws, unit = len(curves[0][1].loss), curves[0][1].unit
+    for axes, name in zip(panels, ("cross-entropy", "accuracy"), strict=True):
+        axes.set_xlabel(f"noise, {unit}")
+        axes.set_ylabel(name)
+        axes.grid(True)
+    if len(curves) > 1:
+        draw_sweep.legend(figure, panels[0])
+    entitle(figure, f"Gaussian noise on the parameters: mean ± standard deviation, {draws} draws\n{title}")
     return figure
 
 
@@ -125,20 +151,15 @@ def on_plane(places: np.ndarray) -> np.ndarray:
 
 
 def embedding(
-    rounds: Sequence[int],
-    names: Sequence[Sequence[str]],
-    places: Sequence[Sequence[np.ndarray]],
-    labels: np.ndarray,
-    classes: Sequence[str],
-    title: str,
+    rows: Sequence[tuple[str, Sequence[Cloud]]], labels: np.ndarray, classes: Sequence[str], title: str
 ) -> Figure:
-    """Draw the t-SNE of all models together, a row for each round: coloured by class and by model (FedNTD Fig. 19 to
-    21). places: [n, 2] of each round and model."""
-    figure = Figure(figsize=(width() + 1.2, 0.6 + 3.6 * len(rounds)), layout="constrained")
+    """Draw the t-SNE of all models together, a row for each name (a round, a setting): coloured by class and by model
+    (FedNTD Fig. 19, 20) or, of several runs, by run (Fig. 21). labels: [n] of the examples, the same of each model."""
+    figure = Figure(figsize=(width() + 1.2, 0.6 + 3.6 * len(rows)), layout="constrained")
     entitle(figure, f"t-SNE of the features of all models together\n{title}")
-    grid = figure.subplots(len(rounds), 2, squeeze=False)
-    for number, models, found, (left, right) in zip(rounds, names, places, grid, strict=True):
-        every, whose = np.concatenate(list(found)), np.tile(labels, len(found))
+    grid = figure.subplots(len(rows), 2, squeeze=False)
+    for (name, clouds), (left, right) in zip(rows, grid, strict=True):
+        every, whose = np.concatenate([each.places for each in clouds]), np.tile(labels, len(clouds))
         for label in np.unique(labels):
             points = every[whose == label]
             style = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0} | {
@@ -146,10 +167,11 @@ def embedding(
                 "color": class_look(int(label), len(classes))["color"],
             }
             left.plot(*points.T, **style)
-        for index, (name, points) in enumerate(zip(models, found, strict=True)):
-            right.plot(*points.T, **model_look(index, len(models), name), label=name)
-        left.set_title(f"round {number}, by class")
-        right.set_title(f"round {number}, by model")
+        several = len({each.run for each in clouds}) > 1
+        for label, points, look in (by_run if several else by_model)(clouds):
+            right.plot(*points.T, **MODEL_POINTS | look, label=label)
+        left.set_title(f"{name}, by class")
+        right.set_title(f"{name}, by {'run' if several else 'model'}")
         for axes in (left, right):
             axes.set_xticks([])
             axes.set_yticks([])
@@ -171,11 +193,25 @@ def class_marker(label: int, count: int) -> str:
     return "o" if count > NAMED_CLASSES else MARKERS[label // len(rcParams["axes.prop_cycle"]) % len(MARKERS)]
 
 
-def model_look(index: int, count: int, name: str) -> dict[str, Any]:
-    """Return the look of a model's points: global models black, the others along a map of colours."""
-    colour = "black" if name.startswith("global") else colormaps["cividis"](index / max(count - 1, 1))
-    marker = MARKERS[index % len(MARKERS)]
-    return {"color": colour, "marker": marker, "markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
+def by_model(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
+    """Yield (label, points [n, 2], look) of each model: global ones black, the others along a map of colours."""
+    for index, each in enumerate(clouds):
+        colour = "black" if each.is_global else colormaps["cividis"](index / max(len(clouds) - 1, 1))
+        yield each.model, each.places, {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
+
+
+def by_run(clouds: Sequence[Cloud]) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
+    """Yield (label, points [n, 2], look) of the local models of each run together, in a colour of its own, and then of
+    its global models, dark."""
+    runs = list(dict.fromkeys(each.run for each in clouds))
+    for whole, colours in ((False, [f"C{i}" for i in range(len(runs))]), (True, ["black", "0.45"])):
+        for index, run in enumerate(runs):
+            found = [each for each in clouds if each.run == run and each.is_global == whole]
+            if found:
+                one = "global model" if whole else "local model"
+                label = f"{run}: {len(found)} {one}{'s' if len(found) > 1 else ''}"
+                points = np.concatenate([each.places for each in found])
+                yield label, points, {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def class_key(figure: Figure, panels: Sequence[Axes], labels: np.ndarray, classes: Sequence[str], lines: bool) -> None:

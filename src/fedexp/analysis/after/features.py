@@ -1,6 +1,7 @@
 """Features of several models on the same examples: on the unit circle (FedNTD Fig. 18) and by t-SNE (Fig. 19 to 21)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,6 +9,24 @@ from fedexp.analysis.after.subject import Named, Subject
 from fedexp.core.errors import ConfigError
 
 BANDWIDTH = 0.1  # of both kernels: radians, and the same length in the plane
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """The features of one model in the plane of an embedding."""
+
+    run: str  # label of the run, empty where there is one run only
+    model: str
+    places: np.ndarray  # float64 [n, 2]
+
+    @property
+    def is_global(self) -> bool:
+        return self.model.startswith("global")
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model among those of all runs."""
+        return f"{self.run}: {self.model}" if self.run else self.model
 
 
 def angles(features: np.ndarray) -> np.ndarray:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.after import features
+from fedexp.analysis.after import features, joint
 from fedexp.analysis.after import loss_plane as planes
 from fedexp.analysis.after.hessian import spectrum_of
 from fedexp.analysis.after.neurons import preferred_classes
+from fedexp.analysis.after.noise import NoiseCurve, default_strengths, noise_curve
 from fedexp.analysis.after.subject import (
     Examples,
     Named,
@@ -99,6 +100,12 @@ def loss_plane(run: RunDirectory, request: Request) -> list[str]:
     return [lowest(surface), *request.write(run, name, table, drawn, arrays)]
 
 
+def whose(subject: Subject) -> str:
+    """Return which model of a run a subject has, in words."""
+    of = "global model" if subject.first.client is None else f"client {subject.first.client}"
+    return f"{of}, round {subject.first.round}"
+
+
 def lowest(surface: planes.Surface) -> str:
     """Return in words where the loss is lowest."""
     if not np.isfinite(surface.loss).any():
@@ -141,6 +148,30 @@ def named_model(run: RunDirectory, number: int, name: str) -> Named:
     return Named(f"client {name}", kept_models.load(run.directory, number, int(name)))
 
 
+def noise(run: RunDirectory, request: Request) -> list[str]:
+    """Measure loss and accuracy under noise (`noise_round<n>_<scale>.csv`: draw, strength, loss, accuracy)."""
+    from fedexp.analysis.after import draw
+
+    subject = request.subject(run, request.options.round, request.options.client)
+    found = noise_of(subject, request)
+    draws = np.arange(len(found.loss)).repeat(len(found.strengths))
+    columns = {"draw": draws, "strength": np.tile(found.strengths, len(found.loss))}
+    table = pd.DataFrame(columns | {"loss": found.loss.ravel(), "accuracy": found.accuracy.ravel()})
+    drawn = partial(draw.noise, [("", found)], f"{subject.title}; {said(request, subject)}")
+    lines = [
+        f"noise {strength:g}: loss {loss.mean():.4f}, accuracy {accuracy.mean():.4f} (mean of {len(loss)} draws)"
+        for strength, loss, accuracy in zip(found.strengths, found.loss.T, found.accuracy.T, strict=True)
+    ]
+    return [*lines, *request.write(run, name_of("noise", subject, found.scale), table, drawn)]
+
+
+def noise_of(subject: Subject, request: Request) -> NoiseCurve:
+    """Return loss and accuracy of a subject's model under the noise that the options ask for."""
+    options = request.options
+    strengths = options.strengths or default_strengths(options.scale)
+    return noise_curve(subject, strengths, options.draws, options.scale, options.seed)
+
+
 def hessian(run: RunDirectory, request: Request) -> list[str]:
     """Find the largest eigenvalues (`hessian_round<n>.csv`: number, eigenvalue, residual)."""
     from fedexp.analysis.after import draw
@@ -180,23 +211,24 @@ def hypersphere(run: RunDirectory, request: Request) -> list[str]:
 
 
 def tsne(run: RunDirectory, request: Request) -> list[str]:
-    """Embed the features of all models of each round together (`tsne_round<n>.csv`: round, model, example, class, x,
-    y; of several rounds, one embedding of each)."""
+    """Embed the features of all models of each round together, those of `--with` too (`tsne_round<n>.csv`: round,
+    model, example, class, x, y; of several rounds, one embedding of each)."""
     from fedexp.analysis.after import draw
 
-    options, rounds = request.options, rounds_to_show(run, request.options.round)
-    every, frames, subject = [], [], request.subject(run, rounds[0])
-    for number in rounds:
-        models = models_of_round(run, number, options.clients)
-        found = features.embedded([subject.features(each.kept) for each in models], options.seed, options.perplexity)
-        every.append(([each.name for each in models], found))
-        for name, points in zip(*every[-1], strict=True):
-            columns = {"round": number, "model": name, "example": np.arange(len(points)), "class": subject.labels}
-            frames.append(pd.DataFrame(columns | {"x": points[:, 0], "y": points[:, 1]}))
-    names, places = zip(*every, strict=True)
-    title = f"{subject.title}; {said(request, subject)}"
-    drawn = partial(draw.embedding, rounds, names, places, subject.labels, subject.bench.data.classes, title)
-    name = "tsne_round" + "_".join(map(str, rounds))
+    others = [RunDirectory(path) for path in request.options.others]
+    rounds = rounds_to_show(run, request.options.round)
+    subjects = joint.subjects_alike(joint.told_apart([run, *others]), request, rounds[0])
+    rows = [(f"round {number}", joint.embedded_models(subjects, request, number)) for number in rounds]
+    first = next(iter(subjects.values()))
+    frames = [
+        pd.DataFrame({"round": number, "model": cloud.name, "example": np.arange(len(cloud.places)),
+                      "class": first.labels, "x": cloud.places[:, 0], "y": cloud.places[:, 1]})
+        for number, (_, clouds) in zip(rounds, rows, strict=True) for cloud in clouds
+    ]  # fmt: skip
+    title = f"{' and '.join(subjects) if others else first.title}; {said(request, first)}"
+    drawn = partial(draw.embedding, rows, first.labels, first.bench.data.classes, title)
+    own = "tsne_round" + "_".join(map(str, rounds))
+    name = "_with_".join([own, *(each.directory.resolve().name for each in others)])
     return request.write(run, name, pd.concat(frames), drawn)
 
 

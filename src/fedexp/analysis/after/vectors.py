@@ -24,14 +24,24 @@ def moved(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
     return {name: value + sum(s * d[name] for s, d in steps) for name, value in origin.items()}
 
 
-def random_direction(params: Params, seed: int, number: int) -> Params:
-    """Return a Gaussian direction, filter-normalised; equal seeds and numbers give equal ones on every device."""
+def gaussian(params: Params, seed: int, number: int) -> Params:
+    """Return a standard normal number for each parameter; equal seeds and numbers give equal ones on every device."""
     generator = torch.Generator().manual_seed(torch_seed(seed, "direction", number))
-    drawn = {
+    return {
         name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
         for name, value in params.items()
     }
-    return filter_normalised(drawn, params)
+
+
+def random_direction(params: Params, seed: int, number: int) -> Params:
+    """Return a Gaussian direction, filter-normalised."""
+    return filter_normalised(gaussian(params, seed, number), params)
+
+
+def relative_to(params: Params, direction: Params) -> Params:
+    """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i: in units of the root mean square of the
+    parameters."""
+    return {name: direction[name] * value.square().mean().sqrt() for name, value in params.items()}
 
 
 def filter_normalised(direction: Params, params: Params) -> Params:
