@@ -266,7 +266,7 @@ DECLARED = {name for name in vars(FedAvg) | vars(RoundStructure) if not name.sta
 KEPT = ("client_init", "server_init")
 DRAWN = ("host_plan", "personal_broadcast", "roles")
 ON_THE_SERVER = ("aggregate", "refine")
-STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads")
+STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads", "keep_examples")
 
 
 def kind_of(row: Any) -> frozenset[str]:
