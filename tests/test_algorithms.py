@@ -37,6 +37,7 @@ from fedexp.algorithms.fedrs import FedRS
 from fedexp.algorithms.fedsam import FedSAM
 from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
+from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.moon import Moon
@@ -239,6 +240,7 @@ SHIPPED = [
     Row(FedSAM, live=dict(rho=0.3), zero=dict(rho=0.0)),
     Row(FedExPStep, live=dict(eps=1e-4)),
     Row(FedGKD, live=dict(gamma=1.0, tau=2.0, models=2), zero=dict(gamma=0.0), other=dict(models=1)),
+    Row(FedSSD, live=dict(m_max=1.0, threshold=0.02), zero=dict(m_max=0.0), public=0.2),
     Row(FedSpeed, live=dict(rho=0.3, lambda_=0.5, alpha=0.8, clip=1.0), other=dict(clip=0.0)),
     Row(FedSMOO, live=dict(rho=0.3, lambda_=0.5, clip=1.0), other=dict(clip=0.0)),
     Row(FedRep, live=dict(head_epochs=1), other=dict(head_epochs=2)),

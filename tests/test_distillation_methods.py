@@ -16,6 +16,7 @@ from fedexp.algorithms.fedka import FedKA
 from fedexp.algorithms.fedkd import FedKD
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
+from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback, distillation_loss, shares, targets
 from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
@@ -139,7 +140,8 @@ def test_flashback_s_server_step_by_autograd():
 
 
 def test_a_public_set_is_asked_for():
-    for algorithm in (Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=True), df()):
+    flashback = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=True)
+    for algorithm in (flashback, df(), FedSSD(m_max=1.0, threshold=0.1)):
         with pytest.raises(ConfigError, match=r"public set.*public\.fraction=0\.025"):
             make_simulation(algorithm)
     make_simulation(Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=False))

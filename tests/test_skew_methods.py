@@ -17,6 +17,7 @@ from fedexp.algorithms.fedrs import FedRS
 from fedexp.algorithms.fedsam import FedSAM
 from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
+from fedexp.algorithms.fedssd import FedSSD, credibility
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.settings import LocalTraining
@@ -136,6 +137,43 @@ def test_fedrs_by_hand():
     plan = {"factor": torch.tensor([1.0, 0.5], dtype=torch.float64)}
     loss = FedRS(alpha=0.5).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
     torch.testing.assert_close(loss, torch.tensor([np.log(4)], dtype=torch.float64))
+
+
+def test_fedssd_s_credibility_by_hand():
+    """Of class 0, 3 of 4 are right and 1 is taken for class 1; of class 1, 1 of 2 and 1 for class 0; none of class 2.
+    M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
+    labels, answers = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 0])
+    found = credibility(F.one_hot(answers, 3).double(), labels)
+    torch.testing.assert_close(found, torch.tensor([3 / 8, 3 / 8, 0], dtype=torch.float64))
+
+
+def test_fedssd_s_loss_by_loops():
+    z, teacher, y = logits(3, 4), 2 * logits(3, 4, seed=1), torch.tensor([2, 0, 3])
+    trusted = torch.tensor([0.9, 0.3, 0.7, 0.0], dtype=torch.float64)
+    sent = context({"params": {"z": teacher}, "credibility": trusted})
+    loss = FedSSD(m_max=1.5, threshold=0.1).example_loss(Table(), {"z": z}, batch_of(y), sent)
+    for b, label in enumerate(y.tolist()):
+        p = teacher[b].exp() / teacher[b].exp().sum()
+        expected = -z[b].log_softmax(0)[label]
+        for k in range(4):
+            weight = 1.5 * max(trusted[k] * (1 - (1 - p[label]) ** 0.5) - 0.1, 0)
+            expected = expected + (weight * teacher[b, k] - weight * z[b, k]) ** 2
+        torch.testing.assert_close(loss[b], expected, rtol=1e-12, atol=0)
+    assert (loss - F.cross_entropy(z, y, reduction="none")).max() > 1e-3
+
+
+def test_fedssd_believes_the_model_that_is_sent():
+    """In round 1 nothing; then the accuracies of each global model on the public examples, counted one by one."""
+    simulation = make_simulation(FedSSD(m_max=1.0, threshold=0.0), public=0.2)
+    assert simulation.initial_state().server["credibility"].tolist() == [0, 0, 0, 0]
+    server, public = play(simulation, 2).server, simulation.stages[0].public
+    x, y = public.take(np.arange(len(public)))
+    answers = simulation.bench.net(server["params"], x).logits.argmax(-1)
+    pairs, labels = list(zip(y.tolist(), answers.tolist(), strict=True)), y.tolist()
+    rates = [[pairs.count((j, k)) / labels.count(j) for k in range(4)] for j in range(4)]
+    expected = [rates[k][k] * (1 - max(rates[j][k] for j in range(4) if j != k)) for k in range(4)]
+    torch.testing.assert_close(server["credibility"], torch.tensor(expected, dtype=torch.float64))
+    assert max(expected) > 0
 
 
 def test_fedgkd_distils_from_the_mean_of_the_last_models():

@@ -267,7 +267,7 @@ KEPT = ("client_init", "server_init")
 DRAWN = ("host_plan", "personal_broadcast", "roles")
 ON_THE_SERVER = ("aggregate", "refine")
 LOSSES = ("penalty", "example_loss", "objective", "local_step")
-STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads")
+STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads", "keep_examples")
 
 
 def kind_of(row: Any) -> frozenset[str]:

@@ -12,6 +12,8 @@ from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 
+Features = Callable[[np.ndarray], torch.Tensor]  # numbers of examples [n] -> features [n, D], not augmented
+
 
 class Network(Protocol):
     """A model as a function of its parameters.

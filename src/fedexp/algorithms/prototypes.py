@@ -20,11 +20,16 @@ def statistics(net: Network, params: Params, batches: Iterable[tuple[Batch, torc
     count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
     for batch, mask in batches:
         features = net(params, batch.x, mask).features
-        member = (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) * mask[:, None]
+        member = of_class(batch.y, count) * mask[:, None]
         count, total = count + member.sum(0), total + member.T @ features
         squares = squares + member.T @ (features**2).sum(-1)
     seen = count.clamp(min=1)
     return {"count": count, "mean": total / seen[:, None], "square": squares / seen}
+
+
+def of_class(labels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the labels [B] as one-hot rows [B, C]; like: [C]."""
+    return (labels[:, None] == torch.arange(len(like), device=labels.device)).to(like.dtype)
 
 
 def combined(old: Tree, means: torch.Tensor, weights: torch.Tensor) -> Tree:

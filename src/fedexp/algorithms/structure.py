@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Network, Pixels, ServerNetwork
+from fedexp.algorithms.interfaces import Batch, Context, Features, Federation, Network, Pixels, ServerNetwork
 from fedexp.core.settings import LocalTraining
 from fedexp.core.tree import Params, Tree
 
@@ -40,6 +40,18 @@ class RoundStructure:
         """Return the server's state after work that follows `begin_task` and needs the network, such as making images
         of the old classes."""
         return server
+
+    def keep_examples(
+        self, server: Tree, features: Features, before: Federation, info: Federation, rng: np.random.Generator
+    ) -> Tree:
+        """Return the server's state after the choice of the examples that clients keep of the task that has ended; it
+        follows `begin_task`. features: those of training examples by number, [n, D], under the global model, as each
+        client computes them of its own; before: the facts of that task."""
+        return server
+
+    def with_kept(self, server: Tree, info: Federation) -> Federation:
+        """Return the facts of the task that is trained on, with the examples that clients have kept among theirs."""
+        return info
 
     # --- personal models
 

@@ -257,6 +257,12 @@ class ClientRuntime:
         chunks = numbers.to(self.device).split(self.evaluation_batch)
         return torch.cat([self.net(model, self.load_train(chunk, None)[0]).logits for chunk in chunks])
 
+    @torch.no_grad()
+    def features(self, model: Params, numbers: np.ndarray) -> torch.Tensor:
+        """Return the features of training examples by number under a model with its buffers, not augmented: [n, D]."""
+        chunks = torch.as_tensor(numbers, device=self.device).split(self.evaluation_batch)
+        return torch.cat([self.net(model, self.load_train(chunk, None)[0]).features for chunk in chunks])
+
     def combine(self, parts: Sequence[PartialEvaluation]) -> Evaluation:
         """Combine parts in the order of their batches: the same numbers however the batches were split."""
         correct, tasks = (

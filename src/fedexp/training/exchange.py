@@ -155,13 +155,13 @@ def assemble(
     clients: Sequence[int],
 ) -> Cohort:
     """Decide who does what, and prepare the work of each client."""
-    seed, bench, info = simulation.seeds.training, simulation.bench, simulation.stage_of(number).federation
+    seed, bench, info = simulation.seeds.training, simulation.bench, facts(simulation, server, number)
     roles = exchange.roles(info, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
-    schedules = [schedule_of(simulation, role, number, client) for role, client in pairs]
+    schedules = [schedule_of(simulation, role, info, number, client) for role, client in pairs]
     states = [to(kept[c], bench.device) if c in kept else first_state(simulation, role, info) for role, c in pairs]
     plans = [
-        role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(simulation, role, number, c)
+        role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(simulation, role, info, number, c)
         for role, c in pairs
     ]
     personals = [
@@ -177,11 +177,22 @@ def first_state(simulation: Simulation, role: FedAvg, info: Federation) -> Tree:
     return role.client_init(initial | simulation.initial_buffers if role.keeps_buffers else initial, info)
 
 
+def facts(simulation: Simulation, server: Tree, number: int) -> Federation:
+    """Return what the server knows of its clients in a round, with the examples of earlier tasks that they keep."""
+    return simulation.algorithm.with_kept(server, simulation.stage_of(number).federation)
+
+
 def schedule_of(
-    simulation: Simulation, role: FedAvg, number: int, client: int, epochs: int | None = None, again: str = ""
+    simulation: Simulation,
+    role: FedAvg,
+    info: Federation,
+    number: int,
+    client: int,
+    epochs: int | None = None,
+    again: str = "",
 ) -> Schedule:
     """Return the schedule of a client in a round: in `epochs` passes, None: as many as its role has."""
-    bench, info = simulation.bench, simulation.stage_of(number).federation
+    bench = simulation.bench
     return make_schedule(
         part=role.training_part(info, client),
         local=replace(bench.local, epochs=epochs or role.epochs(bench.local)),
@@ -195,12 +206,12 @@ def schedule_of(
     )
 
 
-def plan_after(simulation: Simulation, role: FedAvg, number: int, client: int) -> Tree:
+def plan_after(simulation: Simulation, role: FedAvg, info: Federation, number: int, client: int) -> Tree:
     """Return the batches of RoundStructure.after as a part of a client's plan."""
-    steps = role.after(simulation.stage_of(number).federation, simulation.bench.local)
+    steps = role.after(info, simulation.bench.local)
     if not steps:
         return {}
-    fresh = schedule_of(simulation, role, number, client, epochs=1, again=" after")
+    fresh = schedule_of(simulation, role, info, number, client, epochs=1, again=" after")
     return {f"after_{name}": array for name, array in padded_schedule(fresh, steps).items()}
 
 
@@ -211,11 +222,11 @@ def broadcast(exchange: FedAvg, server: Tree) -> Tree:
 
 def describe(simulation: Simulation, server: Tree, cohort: Cohort, trained: Trained) -> ServerRound:
     """Return the round as the server's hooks see it. `server` is its state before the exchange."""
-    stage = simulation.stage_of(cohort.round)
+    stage, info = simulation.stage_of(cohort.round), facts(simulation, server, cohort.round)
     return ServerRound(
-        info=stage.federation,
+        info=info,
         clients=cohort.clients,
-        weights=client_weights(stage.federation, cohort.clients, simulation.bench),
+        weights=client_weights(info, cohort.clients, simulation.bench),
         previous=server,
         buffers=trained.buffers,
         lr=simulation.lr_at(cohort.round),

@@ -23,6 +23,7 @@ from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
+from fedexp.training.exchange import facts
 from fedexp.training.simulation import Simulation, State, Tested
 
 log = logging.getLogger("fedexp")
@@ -267,7 +268,7 @@ class Recorder:
         local: dict[str, np.ndarray] = {}
         for view in result.local_class_correct or ():
             local |= all_named(self.simulation.metrics.client_values(state.tested[view].history), view)
-        parts = self.simulation.stage_of(result.round).federation.parts
+        parts = facts(self.simulation, result.server, result.round).parts
         rows = []
         for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
             row: dict[str, Any] = {"round": result.round, "client": client}

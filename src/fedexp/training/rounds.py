@@ -160,7 +160,12 @@ def is_evaluated(simulation: Simulation, number: int) -> bool:
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     """Return the server's state at the start of a task after the first."""
     algorithm, bench, info = simulation.algorithm, simulation.bench, simulation.stage_of(number).federation
+    before = simulation.stage_of(number - 1).federation
     server = algorithm.begin_task(server, simulation.initial | simulation.initial_buffers, info)
+    if has_own(algorithm, "keep_examples"):
+        rng = generator_for(simulation.seeds.training, "kept examples", number)
+        model = server["params"] | server["buffers"]
+        server = algorithm.keep_examples(server, lambda numbers: bench.features(model, numbers), before, info, rng)
     if not has_own(algorithm, "rehearse"):
         return server
     assert isinstance(bench.data, ImageData), "TARGET and its like are defined for images"

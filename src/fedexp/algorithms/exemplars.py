@@ -1,0 +1,74 @@
+"""Common part of the methods whose clients keep examples of old tasks that a model has chosen, and train on them again.
+
+When a task begins, each client chooses, by the features that the global model gives it, among its examples of the task
+that has ended. What it keeps is among its training examples from then on: in the same batches as the new ones, in its
+number of examples n_k, and augmented like them. Their numbers stand in the server's state as a table [K, n], -1: none,
+so that a run can be resumed; they are not sent.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.feddmc import member
+from fedexp.algorithms.interfaces import Features, Federation
+from fedexp.core.tree import Params, Tree
+
+Kept = Sequence[np.ndarray]  # numbers of the examples that each client keeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exemplars(FedAvg, ABC):
+    """Base that keeps the examples and tells new classes from old ones: "known" [C] is there from task 2 on."""
+
+    scenarios = ("class_incremental",)
+    separate_tasks = True
+    needs_features = True
+
+    @abstractmethod
+    def choose(
+        self, kept: Kept, own: Kept, features: Features, info: Federation, rng: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Return what each client keeps from now on. kept: what it has kept so far; own: its examples of the task that
+        has ended, whose facts are `info`."""
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        return {"params": params, "new": member(info.tasks[0], info, params)}
+
+    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+        old, new = (member(classes, info, initial) for classes in (info.classes_before(), info.tasks[info.task]))
+        return server | {"known": old, "new": new}
+
+    def keep_examples(
+        self, server: Tree, features: Features, before: Federation, info: Federation, rng: np.random.Generator
+    ) -> Tree:
+        own = [part[np.isin(before.labels[part], before.tasks[before.task])] for part in before.parts]
+        kept = self.choose(numbers_in(server, info), own, features, before, rng)
+        return server | {"kept": table(kept, server["new"].device)}
+
+    def with_kept(self, server: Tree, info: Federation) -> Federation:
+        if "kept" not in server:
+            return info
+        pairs = zip(info.parts, numbers_in(server, info), strict=True)
+        parts = tuple(np.union1d(part, kept) for part, kept in pairs)
+        counts = np.stack([np.bincount(info.labels[part], minlength=info.num_classes) for part in parts])
+        return replace(info, parts=parts, counts=counts.astype(info.counts.dtype))
+
+
+def table(kept: Kept, device: torch.device) -> torch.Tensor:
+    """Return numbers as int64 [K, n], filled up with -1."""
+    columns = list(zip_longest(*kept, fillvalue=-1))
+    rows = np.array(columns, dtype=np.int64).reshape(len(columns), len(kept)).T
+    return torch.from_numpy(rows.copy()).to(device)
+
+
+def numbers_in(server: Tree, info: Federation) -> list[np.ndarray]:
+    """Return what each client keeps, in the order of `choose`; nothing before the second task."""
+    if "kept" not in server:
+        return [np.zeros(0, np.int64)] * info.num_clients
+    return [row[row >= 0] for row in server["kept"].cpu().numpy()]
