@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.glfc import GLFC
 from fedexp.algorithms.heads import HEAD
+from fedexp.algorithms.lander import LANDER
 from fedexp.algorithms.target import TARGET
 from fedexp.analysis.algorithm_costs import node_of
 from fedexp.config.build import find_class
@@ -29,7 +31,7 @@ from fedexp.core.views import PLAIN
 from fedexp.data.tasks import ClassIncremental
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
-from test_algorithms import assert_equal, record, tables
+from test_algorithms import assert_equal, differ, record, tables
 from toy_federation import (
     CLASSES,
     CONF,
@@ -87,6 +89,9 @@ class Row:
 CFED = dict(lambda_d=0.5, temperature=2.0, review_fraction=0.4, server_distillation=False, server_batch_size=2)
 DMC = dict(targets="split", student="initial", new_model="initial", epochs_factor=2, rate_factor=2.0, whole_set=False)
 DMC_OTHER = dict(targets="added", student="global", new_model="old", epochs_factor=1)
+EMBEDDINGS = Path(__file__).parent / "golden" / "label_embeddings.csv"
+LANDER_LIVE = dict(embeddings="random", radius=0.2, ltc=0.5, alpha_cur=0.5, alpha_pre=0.5, temperature=2.0, warmup=1)
+LANDER_LIVE |= dict(batches=5, batch_size=4, steps=2, lr_generator=0.05, width=3, student_steps=2)
 ROWS = [
     Row(FedLwF, dict(lambda_d=0.5, temperature=2.0), zero=dict(lambda_d=0.0)),
     Row(FedEWC, dict(lambda_=10.0, fisher="old_tasks"), zero=dict(lambda_=0.0), other=dict(fisher="released")),
@@ -105,6 +110,9 @@ ROWS = [
         silent=("proxy",)),
     Row(GLFC, dict(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=False, proxy=False), other=dict(memory=2),
         silent=("proxy",)),
+    Row(LANDER, LANDER_LIVE,
+        other=dict(embeddings=str(EMBEDDINGS), radius=5.0, warmup=0, batches=4, batch_size=3, steps=1, width=2,
+                   student_steps=1)),
 ]  # fmt: skip
 FIRST = first_of_each_class(ROWS)
 BY_NAME = {row.name: row for row in ROWS}
@@ -169,9 +177,9 @@ def test_alive(row):
     """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2; parameters count."""
     first, second = ends_of_tasks(row.make())
     fedavg = ends_of_tasks(FedAvg())
-    if row.cls not in (FedMultiHead, TARGET, GLFC) and not row.live.get("server_distillation"):
+    if row.cls not in (FedMultiHead, TARGET, LANDER, GLFC) and not row.live.get("server_distillation"):
         assert_equal(first, fedavg[0], atol=1e-12)
-    assert (second - fedavg[1]).abs().max() > 1e-5
+    assert differ([second], [fedavg[1]], by=1e-5)
     for name in row.live:
         _, other = ends_of_tasks(row.make(**{name: row.changed(name)}))
         if name in row.silent:

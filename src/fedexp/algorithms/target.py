@@ -36,12 +36,13 @@ NEVER = -1e30  # logit of a class that is left out; finite, so that no product w
 
 
 @dataclass(frozen=True, kw_only=True)
-class TARGET(Remembering):
+class DataFree(Remembering):
+    """Base of the methods whose server makes images of the old classes, on which clients distil the old model."""
+
     scenarios = ("class_incremental",)
     separate_tasks = True
     inputs = ("images",)
 
-    kd: float  # weight of the distillation, >= 0
     temperature: float  # T of teacher and student
     batches: int  # of images that the server makes for a task
     batch_size: int  # images in each
@@ -50,7 +51,6 @@ class TARGET(Remembering):
     width: int  # channels of the generator's last layers; twice as many before
 
     def __post_init__(self) -> None:
-        require(0 <= self.kd < math.inf, "algorithm.kd", self.kd, "finite and at least 0")
         require(0 < self.temperature < math.inf, "algorithm.temperature", self.temperature, "finite, greater than 0")
         for name in ("batches", "steps", "width"):
             require(getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "at least 1")
@@ -58,16 +58,43 @@ class TARGET(Remembering):
         rate = self.lr_generator
         require(0 < rate < math.inf, "algorithm.lr_generator", rate, "finite and greater than 0")
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(server_state="old model, generated images", down=1, small="images down", data="generated (server)")
-
     def server_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "new": member(info.tasks[0], info, params)}
 
     def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
         old, new = (member(classes, info, initial) for classes in (info.classes_before(), info.tasks[info.task]))
         return super().begin_task(server, initial, info) | {"known": old, "new": new}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {k: v for k, v in server.items() if k in ("params", "old", "new", "known", "images", "scale")}
+
+    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
+        """Return the order in which a client goes through the images."""
+        return {} if info.task == 0 else {"order": rng.permutation(self.batches * self.batch_size)}
+
+    def images(self, step: int, ctx: Context) -> torch.Tensor:
+        """Return the images of a local step, in the order of the client's plan and from its beginning again."""
+        order, scale = ctx.plan["order"], ctx.server["scale"]
+        count = min(ctx.local.batch_size, len(order))
+        places = (torch.as_tensor(step, device=order.device) * count + torch.arange(count, device=order.device)) % len(
+            order
+        )
+        stored = ctx.server["images"].index_select(0, order.index_select(0, places))
+        values = stored.to(scale["mean"].dtype) / 255
+        return (values - scale["mean"][:, None, None]) / scale["std"][:, None, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TARGET(DataFree):
+    kd: float  # weight of the distillation, >= 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.kd < math.inf, "algorithm.kd", self.kd, "finite and at least 0")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(server_state="old model, generated images", down=1, small="images down", data="generated (server)")
 
     def rehearse(
         self, net: ServerNetwork, server: Tree, pixels: Pixels, info: Federation, rng: np.random.Generator
@@ -84,16 +111,7 @@ class TARGET(Remembering):
             lr=self.lr_generator,
             width=self.width,
         )
-        like = server["new"]
-        scale = {"mean": like.new_tensor(pixels.mean), "std": like.new_tensor(pixels.std)}
-        return server | {"images": made, "scale": scale}
-
-    def broadcast(self, server: Tree) -> Tree:
-        return {k: v for k, v in server.items() if k in ("params", "old", "new", "known", "images", "scale")}
-
-    def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return the order in which a client goes through the images."""
-        return {} if info.task == 0 else {"order": rng.permutation(self.batches * self.batch_size)}
+        return server | {"images": made, "scale": scale_of(pixels, server["new"])}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         logits = only(net(params, batch.x).logits, ctx.server["new"])
@@ -104,18 +122,12 @@ class TARGET(Remembering):
         student, teacher = (only(net(model, x).logits, known) for model in (params, ctx.server["old"]))
         return loss + self.kd * distillation_loss(student, teacher.detach(), self.temperature).mean()
 
-    def images(self, step: int, ctx: Context) -> torch.Tensor:
-        """Return the images of a local step, in the order of the client's plan and from its beginning again."""
-        order, scale = ctx.plan["order"], ctx.server["scale"]
-        count = min(ctx.local.batch_size, len(order))
-        places = (torch.as_tensor(step, device=order.device) * count + torch.arange(count, device=order.device)) % len(
-            order
-        )
-        stored = ctx.server["images"].index_select(0, order.index_select(0, places))
-        values = stored.to(scale["mean"].dtype) / 255
-        return (values - scale["mean"][:, None, None]) / scale["std"][:, None, None]
-
 
 def only(logits: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
     """Return logits [B, C] in which the classes with member [C] = 0 are no answers."""
     return logits.masked_fill(member == 0, NEVER)
+
+
+def scale_of(pixels: Pixels, like: torch.Tensor) -> Tree:
+    """Return mean and standard deviation of each channel, with which clients normalise the images."""
+    return {"mean": like.new_tensor(pixels.mean), "std": like.new_tensor(pixels.std)}

@@ -58,7 +58,10 @@ FLAGS: dict[str, tuple[str, ...] | None] = {  # flag -> values; (): it takes non
 }
 OF_HYDRA = {"hydra/launcher": ("basic", "joblib", "submitit_slurm", "ray"), "hydra/sweeper": ("basic", "optuna")}
 OWN = ("hydra.run.dir", "hydra.sweep.dir", *OF_HYDRA)  # of Hydra, what fedexp's users need
-PATHS = ("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root", "hydra.run.dir", "hydra.sweep.dir")
+PATHS = (
+    *("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root", "algorithm.embeddings"),
+    *("hydra.run.dir", "hydra.sweep.dir"),
+)
 ONLY_SWEEP = ("sweep", "preview", "budget")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

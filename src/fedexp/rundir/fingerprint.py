@@ -32,7 +32,7 @@ FREE = (
 # The nodes that are data sets, and the values that are paths of data.
 DATASET = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(data_dir|url|root)")
 HUB = re.compile(r"(dataset|surrogate\.dataset|scenario\.domains\.\d+)\.path")  # a name on a hub, or a folder
-FILES = ("partition.path", "cohorts.path", "model.weights")
+FILES = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")
 
 # Options with which a run is what it was before there were any: the hash counts them only where they say otherwise.
 NEUTRAL = {

@@ -25,7 +25,7 @@ from fedexp.rundir.fingerprint import data_marks, essential, fingerprint
 NAME = "fingerprint.json"
 PATHS = (
     *("data_dir", "dataset.root", "surrogate.options.data_dir", "surrogate.options.root"),
-    *("partition.path", "cohorts.path", "model.weights"),
+    *("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings"),
 )
 
 

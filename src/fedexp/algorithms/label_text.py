@@ -1,0 +1,71 @@
+"""Embeddings of class names, the anchors of LANDER: their file, or random vectors in their place."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.rng import generator_for
+from fedexp.core.storage import regular
+from fedexp.data.partition import load_npz
+from fedexp.models import Output, classifier_of
+
+RANDOM = "random"  # as algorithm.embeddings: no text, vectors drawn at random
+KEY = "algorithm.embeddings"
+
+
+def embeddings(source: str | None, classes: int, width: int) -> np.ndarray:
+    """Return float64 [classes, E]: the rows of a file, or `RANDOM` vectors of `width` standard normal numbers, the same
+    in every run. Raises ConfigError without a source, and for a file that is no finite matrix with a row a class."""
+    if source is None:
+        raise ConfigError(
+            f"{KEY}: LANDER needs an embedding of each class name; {KEY}=<file> names a .npy, .npz or .csv file with "
+            f"one row for each class, {KEY}={RANDOM} does without text"
+        )
+    if source == RANDOM:
+        return generator_for(0, "label embeddings").standard_normal((classes, width))
+    matrix = read_matrix(Path(source))
+    if matrix.ndim != 2 or matrix.shape[0] != classes or not matrix.size:
+        shape = " x ".join(map(str, matrix.shape))
+        raise ConfigError(f"{KEY}={source}: has {shape} numbers; must be a matrix of {classes} rows, one a class")
+    if not np.isfinite(matrix).all():
+        raise ConfigError(f"{KEY}={source}: has numbers that are not finite")
+    return matrix
+
+
+def read_matrix(path: Path) -> np.ndarray:
+    """Return the matrix of a .npy, .npz or .csv file as float64; of several arrays, the one named `embeddings`."""
+    if path.suffix not in (".npy", ".npz", ".csv"):
+        raise ConfigError(f"{KEY}={path}: must be a .npy, .npz or .csv file, or {RANDOM}")
+    try:
+        if path.suffix == ".npz":
+            arrays = load_npz(path)
+            name = next(iter(arrays)) if len(arrays) == 1 else "embeddings"
+            if name not in arrays:
+                raise ConfigError(f"{KEY}={path}: none of its arrays {', '.join(arrays)} is named embeddings")
+            found = arrays[name]
+        elif path.suffix == ".npy":
+            found = np.load(regular(path), allow_pickle=False)
+        else:
+            found = np.loadtxt(regular(path), delimiter=",", ndmin=2)
+        return np.asarray(found).astype(np.float64)
+    except OSError as error:
+        raise ConfigError(f"{KEY}={path}: cannot be read ({error.strerror})") from error
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"{KEY}={path}: is no matrix of numbers ({error})") from error
+
+
+class Mapped(nn.Module):
+    """A model with a linear layer that maps the input of its classifier to the space of the embeddings; the features
+    are then what that layer returns, and the logits stay those of the model."""
+
+    def __init__(self, body: nn.Module, width: int):
+        super().__init__()
+        self.body = body
+        self.mapping = nn.Linear(classifier_of(body).in_features, width)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        features, logits, _ = self.body(x)
+        return Output(self.mapping(features), logits)

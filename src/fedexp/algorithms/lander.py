@@ -1,0 +1,144 @@
+"""LANDER: features stay within a radius of embeddings of the class names, as those of images that the server makes.
+
+M.-T. Tran, T. Le, X.-M. Le, M. Harandi, D. Phung, "Text-Enhanced Data-free Approach for Federated Class-Incremental
+Learning", CVPR 2024. As TARGET: no example of an old task is kept; when a task begins, the server makes images x~ of
+the old classes from theta_{t-1}, the global model at the end of the last task (see label_generator.py), and sends both.
+With e_y the embedding of the name of class y (the anchor), a(x) the features of x after a linear layer to the space of
+the embeddings, and the bounding loss
+    B = max(0, MSE(a(x), e_y) - r)   (MSE: the mean over the batch and the numbers of an embedding),
+a local step minimises in task 1
+    L = CE + ltc * B
+and in a task t > 1, with the n_o old classes and the n classes so far,
+    L = cur * (CE + ltc * B) + pre * (L_d(x~) + MSE(a(x~), a_{t-1}(x~)))
+    cur = alpha_cur (1 + 1 / alpha) / beta,   alpha = log2(n / 2 + 1)
+    pre = alpha_pre alpha beta,               beta = sqrt(n_o / n),
+where CE is over the classes of task t alone, L_d (continual.py, temperature T) over those before. The linear layer is
+trained, averaged and sent with the model.
+Checked against the authors' code (methods/lander.py), from which the formulas are taken; the numbers of the paper's
+equations were not at hand. Its values for CIFAR-100 are those of conf/algorithm/lander.yaml. There the server makes 50
+batches of 256 images, keeps those from the tenth on, and clients use 10,000 of them; here 9 are left out and the next
+39 kept, 9,984 images.
+The embeddings come from a file, `embeddings=<file>`, with a row for each class in the order of the data set's classes;
+docs/guide/continual_learning.md has how to make one. Without a file the run is refused. `embeddings=random` puts random
+vectors in their place, as wide as the features and with numbers of variance 1: then the anchors say nothing of what the
+classes mean, and what is left of LANDER are its bounds and its generator. That is no result of LANDER; the option is in
+config.yaml and in the run's first lines.
+Deviations: images are neither cropped nor flipped, on the clients and on the server; the model has all C outputs from
+the start, of which those of later tasks are left out of every loss; weights are n_k, not equal ones; the model at the
+end of a task is the last one, not that of the round with the lowest training loss; the student's biases begin at 0, in
+the code those of linear layers and convolutions at N(0, 1). The images are counted as sent in every round.
+Only where tasks bring new classes.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.algorithms import label_generator, label_text
+from fedexp.algorithms.base import masked_mean
+from fedexp.algorithms.continual import distillation_loss
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, Pixels, ServerNetwork
+from fedexp.algorithms.target import DataFree, only, scale_of
+from fedexp.core.errors import require
+from fedexp.core.tree import Params, Tree
+from fedexp.models import classifier_of
+
+log = logging.getLogger("fedexp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LANDER(DataFree):
+    needs_features = True
+    needs_head = True
+
+    embeddings: str | None  # file with an embedding of each class name, a row a class; random: no text
+    radius: float  # r of the bounding loss, >= 0, in units of a squared number of an embedding
+    ltc: float  # weight of the bounding loss, >= 0
+    alpha_cur: float  # weight of the new task's losses
+    alpha_pre: float  # weight of the distillation, >= 0
+    warmup: int  # batches that the server makes before those that it keeps
+    student_steps: int  # of the server's student after each batch of images; 0: no student
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("radius", "ltc", "alpha_pre"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"algorithm.{name}", value, "finite and at least 0")
+        require(0 < self.alpha_cur < math.inf, "algorithm.alpha_cur", self.alpha_cur, "finite and greater than 0")
+        for name in ("warmup", "student_steps"):
+            require(getattr(self, name) >= 0, f"algorithm.{name}", getattr(self, name), "at least 0")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            server_state="old model, generated images",
+            down=1,
+            small="images and label embeddings down",
+            data="generated (server), label embeddings",
+        )
+
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+        width = classifier_of(module).in_features
+        return label_text.Mapped(module, label_text.embeddings(self.embeddings, info.num_classes, width).shape[1])
+
+    def fitted(self, module: nn.Module) -> "LANDER":
+        if self.embeddings == label_text.RANDOM:
+            log.warning("algorithm.embeddings=random: the anchors are random vectors, no embeddings of class names")
+        return self
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        weight = params["mapping.weight"]
+        rows = label_text.embeddings(self.embeddings, info.num_classes, len(weight))
+        return super().server_init(params, info) | {"anchors": torch.from_numpy(rows).to(weight)}
+
+    def rehearse(
+        self, net: ServerNetwork, server: Tree, pixels: Pixels, info: Federation, rng: np.random.Generator
+    ) -> Tree:
+        made = label_generator.images_of(
+            net,
+            server["old"],
+            server["anchors"],
+            info.classes_before(),
+            pixels,
+            seed=int(rng.integers(2**63 - 1)),
+            warmup=self.warmup,
+            batches=self.batches,
+            batch_size=self.batch_size,
+            steps=self.steps,
+            lr=self.lr_generator,
+            width=self.width,
+            ltc=self.ltc,
+            radius=self.radius,
+            student_steps=self.student_steps,
+        )
+        return server | {"images": made, "scale": scale_of(pixels, server["new"])}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return super().broadcast(server) | {"anchors": server["anchors"]}
+
+    def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        server = ctx.server
+        features, logits, _ = net(params, batch.x)
+        entropy = F.cross_entropy(only(logits, server["new"]), batch.y, reduction="none")
+        distance = ((features - server["anchors"].index_select(0, batch.y)) ** 2).mean(-1)
+        bound = (masked_mean(distance, batch.mask) - self.radius).relu()
+        learning = masked_mean(entropy, batch.mask) + self.ltc * bound
+        if "old" not in server:
+            return learning
+        x, known = self.images(batch.step, ctx), server["known"]
+        student, teacher = (net(model, x) for model in (params, server["old"]))
+        answers, targets = (only(output.logits, known) for output in (student, teacher))
+        kept = distillation_loss(answers, targets.detach(), self.temperature).mean()
+        kept = kept + ((student.features - teacher.features.detach()) ** 2).mean()
+        cur, pre = self.weights(known.sum(), known.sum() + server["new"].sum())
+        return cur * learning + pre * kept
+
+    def weights(self, old: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cur and pre of numbers of classes: old ones, and all so far."""
+        alpha, beta = (seen / 2 + 1).log2(), (old / seen).sqrt()
+        return self.alpha_cur * (1 + 1 / alpha) / beta, self.alpha_pre * alpha * beta
