@@ -241,6 +241,16 @@ def commands_of(text: str) -> list[str]:
     return list(dict.fromkeys(filter(None, map(normal, lines_of(text)))))
 
 
+def small_pictures() -> Iterator[str]:
+    """Commands of the papers' pages whose picture is shown there."""
+    for path in (ROOT / "docs" / "papers").glob("*.md"):
+        commands = commands_of(path.read_text(encoding="utf-8"))
+        yield from (each for each in commands if re.search(r"sweep=\w+_fig\w+ .*dataset=digits", each))
+
+
+NOT_EXECUTED |= dict.fromkeys(small_pictures(), "minutes; tests/test_paper_figures.py draws the same pictures")
+
+
 @cache
 def commands() -> dict[str, str]:
     """Command -> the first page that has it, but for those that test_errors_of_the_faq runs."""

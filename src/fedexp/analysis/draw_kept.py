@@ -13,7 +13,7 @@ from fedexp.analysis.draw_paper import flat, said_of
 from fedexp.analysis.sweep_figures import Setting
 from fedexp.core.errors import ConfigError
 
-LINE = 80  # letters of a title
+LINE = 90  # letters of a title
 
 
 def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
