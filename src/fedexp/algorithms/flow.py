@@ -1,0 +1,95 @@
+"""A normalising flow over features, given their class: an invertible map to noise of a standard normal distribution.
+
+Affine coupling layers (L. Dinh et al., "Density Estimation Using Real NVP", ICLR 2017) as in AF-FCL's code: with the
+first half a of what comes in, the rest b, and the class as a one-hot row c,
+    b <- b * s + m,   s = sigmoid(r + 2) + 0.001,   (m, r) = net(a, c),
+where net has a linear layer, two residual blocks gated by c, and a linear layer, with leaky ReLUs. What comes in is
+reversed before the first two layers, and turned by a quarter of its entries before the last two, where the code draws a
+permutation: so there is nothing to keep beside the parameters.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from fedexp.core.tree import Params
+
+LAYERS, REVERSED, BLOCKS = 4, 2, 2
+SMALL = 1e-3  # first weights of a block's last layer, so that it begins as the identity
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, classes: int):
+        super().__init__()
+        self.first, self.second, self.gate = (
+            nn.Linear(hidden, hidden),
+            nn.Linear(hidden, hidden),
+            nn.Linear(classes, hidden),
+        )
+        for parameter in self.second.parameters():
+            nn.init.uniform_(parameter, -SMALL, SMALL)
+
+    def forward(self, h: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        inner = self.second(F.leaky_relu(self.first(F.leaky_relu(h))))
+        return h + inner * self.gate(given).sigmoid()
+
+
+class Coupling(nn.Module):
+    def __init__(self, width: int, classes: int, hidden: int):
+        super().__init__()
+        self.first = nn.Linear(width // 2 + classes, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, classes) for _ in range(BLOCKS))
+        self.last = nn.Linear(hidden, 2 * (width - width // 2))
+
+    def forward(self, a: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (m, s) [n, D - D // 2]."""
+        h = self.first(torch.cat([a, given], -1))
+        for block in self.blocks:
+            h = block(h, given)
+        shift, rate = self.last(h).chunk(2, -1)
+        return shift, (rate + 2).sigmoid() + 1e-3
+
+
+class Flow(nn.Module):
+    def __init__(self, width: int, classes: int, hidden: int):
+        super().__init__()
+        self.width = width
+        self.layers = nn.ModuleList(Coupling(width, classes, hidden) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return noise [n, D] of features [n, D], or features of noise, and the logarithm of the determinant, [n]."""
+        half, change = self.width // 2, x.new_zeros(len(x))
+        steps = list(enumerate(self.layers))
+        for number, layer in reversed(steps) if inverse else steps:
+            x = x if inverse else self.turned(x, number, 1)
+            a, b = x[:, :half], x[:, half:]
+            shift, scale = layer(a, given)
+            x = torch.cat([a, (b - shift) / scale if inverse else b * scale + shift], -1)
+            change = change + scale.log().sum(-1) * (-1 if inverse else 1)
+            x = self.turned(x, number, -1) if inverse else x
+        return x, change
+
+    def turned(self, x: torch.Tensor, layer: int, direction: int) -> torch.Tensor:
+        return x.flip(-1) if layer < REVERSED else x.roll(direction * (self.width // 4), -1)
+
+
+@dataclass(frozen=True)
+class Density:
+    """A flow with parameters."""
+
+    flow: Flow
+    params: Params
+
+    def log_density(self, features: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (log p(features | class) [n], noise [n, D]); given: one-hot rows [n, C]."""
+        noise, change = functional_call(self.flow, self.params, (features, given, False))
+        normal = -0.5 * noise.square().sum(-1) - 0.5 * noise.shape[-1] * math.log(2 * math.pi)
+        return normal + change, noise
+
+    def features(self, noise: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return features [n, D] of noise [n, D]."""
+        return functional_call(self.flow, self.params, (noise, given, True))[0]

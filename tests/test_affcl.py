@@ -1,0 +1,183 @@
+"""AF-FCL: the flow against Jacobians, the loss against the released formulas written a second time."""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.affcl import AFFCL, credibility
+from fedexp.algorithms.flow import Density, Flow
+from fedexp.algorithms.heads import BIAS, WEIGHT
+from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.core.errors import ConfigError
+from test_continual import stream
+from test_skew_methods import Table, logits
+from toy_federation import LOCAL, make_simulation, play
+
+AF = AFFCL(replay=0.3, kd_last=0.6, kd_feature=0.7, kd_output=0.8, flow_last=0.4, theta=0.25, credibility="latent",
+           hidden=3, bank=8)  # fmt: skip
+LABELS, MASK = torch.tensor([2, 1, 2, 1, 0, 2]), torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.float64)
+
+
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10)
+
+
+def flow(width, seed=0):
+    """With weights that are not close to the identity, and not so large that it could hardly be inverted."""
+    torch.manual_seed(seed)
+    made = Flow(width, 4, 3).double()
+    params = {name: 0.3 * torch.randn(value.shape, dtype=torch.float64) for name, value in made.named_parameters()}
+    return Density(made, params)
+
+
+def one_hot(*labels):
+    return F.one_hot(torch.tensor(labels), 4).double()
+
+
+@pytest.mark.parametrize("width", [3, 4, 9])
+def test_the_density_is_that_of_the_change_of_variables(width):
+    """log N(u) + log |det du/dh|, the Jacobian by autograd; and u leads back to h."""
+    density, h, given = flow(width), logits(2, width), one_hot(1, 3)
+    found, noise = density.log_density(h, given)
+    for i in range(2):
+        jacobian = torch.autograd.functional.jacobian(
+            lambda row, i=i: density.log_density(row[None], given[i : i + 1])[1][0], h[i]
+        )
+        normal = torch.distributions.Normal(0.0, 1.0).log_prob(noise[i]).sum()
+        assert_close(found[i], normal + torch.linalg.slogdet(jacobian).logabsdet)
+    assert_close(density.features(noise, given), h)
+    assert (density.log_density(h, one_hot(0, 0))[1] - noise).abs().amax(1).min() > 1e-6, "the class matters"
+
+
+def released_weight(sample, label, noise, labels, typical):
+    """Of one drawn feature, as in probability_in_localdata."""
+    own = noise[labels == label]
+    if not len(own):
+        return typical
+    mean, variance = own.mean(0), own.var(0, correction=0).clamp(min=1e-6)
+    return (torch.exp(-((sample - mean) ** 2) / variance / 2) / torch.sqrt(2 * math.pi * variance)).mean()
+
+
+def test_credibility_is_that_of_the_released_code():
+    noise, drawn, typical = logits(6, 5), logits(4, 5, seed=1), torch.tensor(0.37, dtype=torch.float64)
+    wanted = torch.tensor([2, 3, 0, 1])  # class 3 is not in the batch; class 0 has one example, and no variance
+    drawn[2] = noise[4] + 1e-4
+    present = one_hot(*LABELS.tolist()) * MASK[:, None]
+    found = credibility(drawn, wanted, noise, present, typical)
+    expected = [released_weight(drawn[j], wanted[j], noise[:5], LABELS[:5], typical) for j in range(4)]
+    assert_close(found, torch.stack(expected))
+    assert found[1] == typical
+
+
+def fitted(**changes):
+    """With a flow of four features, the model that it goes with, and the model of before."""
+    algorithm, density = replace(AF, **changes), flow(4)
+    object.__setattr__(algorithm, "shape", density.flow)
+    models = []
+    for seed in (0, 1):
+        own = {"flow." + k: v for k, v in flow(4, seed).params.items()}
+        models.append(
+            own | {"z": logits(6, 4, seed=seed), WEIGHT: logits(4, 4, seed=seed + 2), BIAS: logits(4, seed=seed)}
+        )
+    return algorithm, *models
+
+
+def context(algorithm, received, old=None):
+    rng = np.random.default_rng(0)
+    plan = algorithm.draw("new", np.array([0, 1, 2]), rng)
+    plan |= algorithm.draw("old", np.array([0]), rng) if old else {}
+    plan = {k: torch.as_tensor(v) for k, v in plan.items()}
+    server = {"params": received} | ({"old": old} if old else {})
+    ctx = Context(server, {}, {}, plan, {}, 0.1, torch.tensor(2.0, dtype=torch.float64), LOCAL)
+    return replace(ctx, setup=algorithm.client_setup(Table(), None, ctx))
+
+
+@pytest.mark.parametrize("space", ["latent", "released"])
+@pytest.mark.parametrize("later", [False, True])
+def test_the_loss_is_that_of_the_released_code(space, later):
+    """Step 1 of batches of four: places 4 to 7 of the bank. The last row of the batch is padding."""
+    algorithm, params, old = fitted(credibility=space)
+    ctx = context(algorithm, params, old if later else None)
+    found = algorithm.objective(Table(), params, Batch(torch.arange(6), LABELS, MASK, 1), ctx)
+    z, y, before = params["z"][:5], LABELS[:5], old["z"][:5]
+    now, last = (algorithm.flow_of(model) for model in (params, old))
+    density, noise = now.log_density(z, one_hot(*y.tolist()))
+    typical = (density / 4).exp().mean()
+
+    def soft(student, teacher):
+        p, q = (each.softmax(1).sqrt() / each.softmax(1).sqrt().sum(1, keepdim=True) for each in (teacher, student))
+        return -(p * q.log()).sum(1).mean()
+
+    drawn, wanted = (ctx.plan[f"new_{name}"][4:8] for name in ("noise", "labels"))
+    h = now.features(drawn, one_hot(*wanted.tolist()))
+    compared = drawn if space == "latent" else h
+    weights = [released_weight(s, c, noise, y, typical) for s, c in zip(compared, wanted, strict=True)]
+    answers = h @ params[WEIGHT].T + params[BIAS]
+    replayed = (torch.stack(weights) * F.cross_entropy(answers, wanted, reduction="none")).mean()
+    replayed = replayed * (0.75 * typical + 0.25)
+    expected, fit = F.cross_entropy(z, y), density.mean()
+    if later:
+        expected = expected + 0.6 * (0.7 * (z - before).square().mean() + 0.8 * soft(z, before))
+        replayed = replayed + 0.6 * 0.8 * soft(answers, h @ old[WEIGHT].T + old[BIAS])
+        given = one_hot(*ctx.plan["old_labels"][4:8].tolist())
+        fit = fit + 0.4 * now.log_density(last.features(ctx.plan["old_noise"][4:8], given), given)[0].mean()
+    assert_close(found, expected + 0.3 * replayed - fit / 4)
+
+
+def test_each_line_trains_its_part():
+    """What is drawn trains the classifier alone, the densities the flow alone."""
+    algorithm, params, old = fitted()
+    batch = Batch(torch.arange(6), LABELS, MASK, 0)
+
+    def grads(**changes):
+        changed = copy.copy(algorithm)
+        for name, value in changes.items():
+            object.__setattr__(changed, name, value)
+        ctx = context(changed, params, old)
+        return torch.func.grad(lambda p: changed.objective(Table(), p, batch, ctx))(params)
+
+    whole, unreplayed, unrelated = grads(), grads(replay=0.0), grads(kd_last=0.0, flow_last=0.0)
+    moved = {k for k in params if not torch.equal(whole[k], unreplayed[k])}
+    assert moved == {WEIGHT, BIAS}
+    assert all(
+        k.startswith("flow.") or k in {"z", WEIGHT, BIAS} for k in params if not torch.equal(whole[k], unrelated[k])
+    )
+    assert not torch.equal(whole["z"], unrelated["z"])
+    names = [k for k in params if k.startswith("flow.")]
+    assert all(not torch.equal(whole[k], unrelated[k]) for k in names)
+
+
+def test_features_are_drawn_of_the_classes_that_have_been_met():
+    simulation = stream(AF)
+    algorithm = simulation.algorithm
+    for task, (met, before) in enumerate([({0, 1}, None), ({0, 1, 2, 3}, {0, 1})]):
+        plan = algorithm.host_plan(simulation.stages[task].federation, 0, np.random.default_rng(0))
+        assert set(plan["new_labels"].tolist()) <= met
+        assert ("old_noise" in plan) is (before is not None)
+        assert before is None or set(plan["old_labels"].tolist()) <= before
+        assert plan["new_noise"].shape == (8, algorithm.shape.width)
+    state = play(simulation, 3)
+    kept = [k for k in state.server["old"] if k.startswith("flow.")]
+    assert kept
+    assert max((state.server["old"][k] - state.server["params"][k]).abs().max() for k in kept) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(theta=1.5), r"algorithm\.theta=1\.5"),
+        (dict(replay=-1.0), r"algorithm\.replay=-1\.0"),
+        (dict(credibility="late"), "latent"),
+        (dict(bank=0), r"algorithm\.bank=0"),
+    ],
+)
+def test_bad_values(given, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(AF, **given)
+    with pytest.raises(ConfigError, match="scenario="):
+        make_simulation(AF)
