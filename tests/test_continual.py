@@ -23,6 +23,8 @@ from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.glfc import GLFC
 from fedexp.algorithms.heads import HEAD
 from fedexp.algorithms.lander import LANDER
+from fedexp.algorithms.lorm import LoRM
+from fedexp.algorithms.pilora import PILoRA
 from fedexp.algorithms.target import TARGET
 from fedexp.analysis.algorithm_costs import node_of
 from fedexp.config.build import find_class
@@ -40,6 +42,8 @@ from toy_federation import (
     KEPT,
     LOCAL,
     STRUCTURE,
+    Adapted,
+    AdaptedNormed,
     Normed,
     SoftmaxRegression,
     advance,
@@ -74,9 +78,13 @@ class Row:
     zero: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    model: Any = None  # another than the toy's
 
     def make(self, **changes: Any) -> FedAvg:
         return self.cls(**self.live | changes)
+
+    def stream(self, algorithm: FedAvg | None = None, **changes: Any):
+        return stream(algorithm or self.make(), **{"model": self.model} | changes)
 
     def changed(self, name: str) -> Any:
         value = self.live[name]
@@ -117,18 +125,28 @@ ROWS = [
     Row(AFFCL, dict(replay=0.5, kd_last=0.8, kd_feature=0.5, kd_output=0.5, flow_last=0.4, theta=0.2, hidden=4, bank=8,
         credibility="latent"), other=dict(credibility="released", hidden=2, bank=4)),
 ]  # fmt: skip
+<<<<<<< HEAD
 OTHERWISE_AT_ONCE = (FedMultiHead, TARGET, LANDER, GLFC, AFFCL)  # not FedAvg in the first task
 FIRST = first_of_each_class(ROWS)
 BY_NAME = {row.name: row for row in ROWS}
+=======
+ADAPTED = [  # what trains low-rank adapters
+    Row(PILoRA, dict(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.5), model=Adapted()),
+    Row(LoRM, dict(off_diagonal=0.5), model=Adapted()),
+]
+EVERY = [*ROWS, *ADAPTED]
+FIRST = first_of_each_class(EVERY)
+BY_NAME = {row.name: row for row in EVERY}
+>>>>>>> w-lander
 every_row = pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=() if row in FIRST.values() else pytest.mark.slow) for row in ROWS]
+    "row", [pytest.param(row, id=row.name, marks=() if row in FIRST.values() else pytest.mark.slow) for row in EVERY]
 )
 
 
 def test_every_option_for_tasks_has_a_row():
     targets = {node_of(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
     classes = {find_class(target, "algorithm") for target in targets}
-    assert {cls for cls in classes if "none" not in cls.scenarios} == {row.cls for row in ROWS}
+    assert {cls for cls in classes if "none" not in cls.scenarios} == {row.cls for row in EVERY}
 
 
 # --- generic checks
@@ -141,7 +159,7 @@ def test_engines_agree(row, engines):
     states = []
     for name in engines:
         engine = ENGINES[name]
-        simulation = replace(stream(row.make()), engine=engine)
+        simulation = replace(row.stream(), engine=engine)
         simulation = replace(simulation, stages=tuple(rewired(stage, engine) for stage in simulation.stages))
         state, seen = simulation.initial_state(), []
         for _ in range(4):
@@ -159,16 +177,16 @@ def rewired(stage, engine):
     return replace(stage, surrogate=replace(stage.surrogate, engine=engine))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.zero is not None], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in EVERY if row.zero is not None], ids=lambda row: row.name)
 def test_zero_limit_is_fedavg(row):
     expected = play(stream(FedAvg()), 4).server["params"]
     assert_equal(play(stream(row.make(**row.zero)), 4).server["params"], expected, atol=1e-12)
 
 
 @functools.cache
-def ends_of_tasks(algorithm: FedAvg) -> tuple[torch.Tensor, torch.Tensor]:
+def ends_of_tasks(algorithm: FedAvg, model: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """All parameters after the first and the second task, as one vector each."""
-    simulation = stream(algorithm)
+    simulation = stream(algorithm, model=model)
     state, ends = simulation.initial_state(), []
     for number in range(1, 5):
         advance(state, play_round(simulation, state))
@@ -180,35 +198,41 @@ def ends_of_tasks(algorithm: FedAvg) -> tuple[torch.Tensor, torch.Tensor]:
 @one_of_each_kind("row", BY_NAME, *KEPT, "heads", "refine")
 def test_alive(row):
     """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2; parameters count."""
+<<<<<<< HEAD
     first, second = ends_of_tasks(row.make())
     fedavg = ends_of_tasks(FedAvg())
     if row.cls not in OTHERWISE_AT_ONCE and not row.live.get("server_distillation"):
+=======
+    first, second = ends_of_tasks(row.make(), row.model)
+    fedavg = ends_of_tasks(FedAvg(), row.model)
+    if row.cls not in (FedMultiHead, TARGET, LANDER, PILoRA, LoRM) and not row.live.get("server_distillation"):
+>>>>>>> w-lander
         assert_equal(first, fedavg[0], atol=1e-12)
     assert differ([second], [fedavg[1]], by=1e-5)
     for name in row.live:
-        _, other = ends_of_tasks(row.make(**{name: row.changed(name)}))
+        _, other = ends_of_tasks(row.make(**{name: row.changed(name)}), row.model)
         if name in row.silent:
             assert torch.equal(other, second)
         else:
             assert (other - second).abs().max() > 1e-7, f"{name} does not matter"
 
 
-@pytest.mark.parametrize("cls", dict.fromkeys(row.cls for row in ROWS), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", dict.fromkeys(row.cls for row in EVERY), ids=lambda cls: cls.__name__)
 def test_every_parameter_is_in_a_row(cls):
     names = {f.name for f in fields(cls)} - {f.name for f in fields(FedAvg)}
-    assert {name for row in ROWS if row.cls is cls for name in row.live} == names
+    assert {name for row in EVERY if row.cls is cls for name in row.live} == names
 
 
 @one_of_each_kind("row", BY_NAME, *KEPT, *STRUCTURE, "roles")
 def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
     """Bit by bit; the first two parts of the run know nothing of each other but the files."""
-    whole = record(stream(row.make()), tmp_path / "whole", resume=False)
-    simulation = stream(row.make())
+    whole = record(row.stream(), tmp_path / "whole", resume=False)
+    simulation = row.stream()
     halted = replace(simulation, engine=HaltsAfter(simulation.engine, calls=training_calls(row)))
     with pytest.raises(KeyboardInterrupt):
         record(halted, tmp_path / "parts", resume=False)
     assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == 3
-    resumed = record(stream(row.make()), tmp_path / "parts", resume=True)
+    resumed = record(row.stream(), tmp_path / "parts", resume=True)
     assert_equal(resumed.server, whole.server)
     assert resumed.accuracy == whole.accuracy
     assert resumed.tested[PLAIN].tasks == whole.tested[PLAIN].tasks
@@ -242,12 +266,17 @@ class HaltsAfter:
 
 @every_row
 def test_needs_are_what_is_exchanged(row):
-    """In round 3, the first of task 2, in multiples of the model; label vectors are small change."""
-    simulation = stream(row.make())
-    state, model = play(simulation, 2), tree.num_bytes(simulation.initial)
+    """In round 3, the first of task 2, in multiples of the model that clients train; label vectors are small change."""
+    simulation = row.stream()
+    state = play(simulation, 2)
+    model = tree.num_bytes(simulation.algorithm.broadcast(state.server)["params"])
     needs, result = simulation.algorithm.needs, play_round(simulation, state)
     up, down = (number / len(result.cohort.clients) / model - 1 for number in (result.bytes_up, result.bytes_down))
+<<<<<<< HEAD
     assert needs.up <= up <= needs.up + (1 if "up" in needs.small else 1e-9)
+=======
+    assert needs.up <= up <= needs.up + (np.inf if " up" in needs.small else 1e-9)
+>>>>>>> w-lander
     assert needs.down <= down <= needs.down + 0.5
     advance(state, result)
     assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
@@ -259,7 +288,8 @@ def test_batch_norm_models(row):
     """Sequential and workers to the same result; every model goes with its own running statistics."""
     servers = []
     for name in ("sequential", "workers"):
-        simulation = replace(stream(row.make(), model=Normed()), engine=ENGINES[name])
+        model = AdaptedNormed() if row in ADAPTED else Normed()
+        simulation = replace(row.stream(model=model), engine=ENGINES[name])
         simulation = replace(simulation, stages=tuple(rewired(stage, ENGINES[name]) for stage in simulation.stages))
         servers.append(play(simulation, 4).server)
     assert_equal(servers[1], servers[0])
@@ -273,8 +303,8 @@ def test_data_of_other_tasks_are_never_read(monkeypatch):
     from fedexp.engine.base import ClientRuntime
 
     load = ClientRuntime.load_train
-    for row in ROWS:
-        simulation = stream(row.make())
+    for row in EVERY:
+        simulation = row.stream()
         state = simulation.initial_state()
         for number in (1, 2, 3, 4):
             info = simulation.stage_of(number).federation
@@ -600,7 +630,7 @@ def test_centralised_dmc_starts_both_models_from_the_old_one():
 
 
 def test_methods_for_tasks_need_a_scenario():
-    for row in ROWS:
+    for row in EVERY:
         with pytest.raises(ConfigError, match=r"scenario=none: .* is defined for scenario=class_incremental"):
             make_simulation(row.make(), surrogate=0.3)
 

@@ -30,6 +30,7 @@ FEATURES = (
     "FedProto",
     "FedRep",
     "FedRoD",
+    "LANDER",
     "Moon",
 )  # what needs more than logits; FedAlign: a stage
 

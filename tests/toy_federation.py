@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,6 +42,8 @@ from fedexp.metrics.analysis import NoAnalysis
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
+from fedexp.models.lora import LoRA
+from fedexp.models.own import OwnModel
 from fedexp.trackers.base import NoTracker
 from fedexp.training import exchange
 from fedexp.training.exchange import sample
@@ -158,6 +160,33 @@ class SoftmaxRegressionModule(nn.Module):
     def forward(self, x: torch.Tensor) -> Output:
         features = x.flatten(1)
         return Output(features, self.classifier(features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted(OwnModel):
+    """A network of two hidden linear layers with low-rank adapters, and a head."""
+
+    vectorises: ClassVar[bool] = True
+    head: str | None = "2"
+    lora: LoRA = field(default_factory=lambda: LoRA(rank=2))
+
+    def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        inputs = int(np.prod(shape))
+        hidden = [
+            nn.Sequential(nn.Flatten(), nn.Linear(inputs, 5), nn.Tanh()),
+            nn.Sequential(nn.Linear(5, 6), nn.Tanh()),
+        ]
+        return nn.Sequential(*hidden, nn.Linear(6, num_classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedNormed(Adapted):
+    """The same with batch norm on the pixels."""
+
+    def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        network = super().network(shape, num_classes)
+        network[0].insert(0, nn.BatchNorm2d(shape[0]))
+        return network
 
 
 def make_simulation(

@@ -190,12 +190,14 @@ def federation_of(parts: Parts) -> Federation:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
-    """Put a kept model into a network. What an algorithm trains beside the model is left out; frozen parameters are
-    no part of what is kept, and stay as they were built."""
-    own = {name for name, _ in module.named_parameters()}
+    """Put a kept model into a network. What an algorithm trains beside the model is left out; frozen parameters stay as
+    they were built, but for those that the server changes (LoRM), which are kept."""
+    own = dict(module.named_parameters())
     trained = {name: value for name, value in kept.params.items() if name in own}
     module.to(dtype=next((value.dtype for value in trained.values()), torch.float32))
-    found, wanted = trained | kept.buffers, {**trainable(module), **dict(module.named_buffers())}
+    found = trained | kept.buffers
+    changed = {name: own[name] for name in trained}
+    wanted = {**trainable(module), **changed, **dict(module.named_buffers())}
     wrong = {n for n, leaf in wanted.items() if n not in found or found[n].shape != leaf.shape}
     wrong |= {name for name in kept.buffers if name not in wanted}
     if wrong:

@@ -1,0 +1,92 @@
+"""Common part of the methods that train low-rank adapters for each task of its own (PILoRA, LoRM).
+
+The server keeps what clients train, the adapters of the current task and the head, apart from the model that is tested,
+in which the adapters of all tasks so far count.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.feddmc import member
+from fedexp.algorithms.interfaces import Federation, Pixels, ServerNetwork
+from fedexp.core.errors import ConfigError
+from fedexp.core.tree import Params, Tree
+from fedexp.models.lora import LowRank
+
+DOWN, UP = ".down.weight", ".up.weight"  # ends of the names of A and B, see models.lora
+
+
+def adapters(params: Params) -> Params:
+    """Return A and B of all layers that have them."""
+    return {name: value for name, value in params.items() if name.endswith((DOWN, UP))}
+
+
+def layers(params: Params) -> list[str]:
+    """Return the names of the layers that have adapters, sorted."""
+    return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAdapters(FedAvg):
+    """Base: with every task adapters begin anew, A as torch begins a linear layer and B at 0."""
+
+    own_step = "its server makes the tested model of the adapters of all tasks"
+    scenarios = ("class_incremental",)
+    separate_tasks = True
+    inputs = ("images",)
+    needs_features = True
+    needs_head = True
+
+    def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
+        """Check that the model has adapters that are trained whole."""
+        name, found = type(self).__name__, [part for part in module.modules() if isinstance(part, LowRank)]
+        if not found:
+            raise ConfigError(
+                f"model.lora.rank: {name} needs low-rank adapters, such as model=timm model.name=vit_tiny_patch16_224 "
+                "model.lora.rank=4"
+            )
+        if not all(part.down.weight.requires_grad for part in found):
+            raise ConfigError(f"model.lora.freeze_a=true: {name} trains A; must be false")
+        return module
+
+    def server_init(self, params: Params, info: Federation) -> Tree:
+        return {"params": params, "local": params, "new": member(info.tasks[0], info, params)}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {"params": server["local"], "new": server["new"]}
+
+    def begin_task(self, server: Tree, initial: Params, info: Federation) -> Tree:
+        return server | {"new": member(info.tasks[info.task], info, initial)}
+
+    def rehearse(
+        self, net: ServerNetwork, server: Tree, pixels: Pixels, info: Federation, rng: np.random.Generator
+    ) -> Tree:
+        """Return the server's state with new adapters for the clients."""
+        fresh = {k: drawn(v, rng) if k.endswith(DOWN) else torch.zeros_like(v) for k, v in server["local"].items()}
+        return server | {"local": server["local"] | adapters(fresh)}
+
+
+def drawn(like: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Return a new A, uniform within 1 / sqrt(numbers of an input)."""
+    bound = 1 / math.sqrt(like[0].numel())
+    return torch.from_numpy(rng.uniform(-bound, bound, tuple(like.shape))).to(like)
+
+
+class Prototypes(nn.Module):
+    """A head that answers with the class whose prototype is nearest; logits [B, C] are the negative distances
+    sqrt(||f - c||^2 / D)."""
+
+    def __init__(self, width: int, num_classes: int):
+        super().__init__()
+        self.centers = nn.Parameter(0.1 * torch.randn(num_classes, width))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        squares = (features**2).sum(-1, keepdim=True) + (self.centers**2).sum(-1)
+        apart = squares - 2 * F.linear(features, self.centers)
+        return -(apart / features.shape[-1]).clamp(min=1e-12).sqrt()

@@ -1,0 +1,290 @@
+"""PILoRA and LoRM: their losses by loops, their merging against least squares, and what is trained and tested."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedexp.algorithms import optimizers
+from fedexp.algorithms.adapters import Prototypes
+from fedexp.algorithms.interfaces import Context
+from fedexp.algorithms.lorm import Changed, LoRM, damped, merged, merged_up
+from fedexp.algorithms.pilora import CENTERS, PILoRA, prototype_weights
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.engine.base import ScheduledData
+from fedexp.models.lora import LoRA, LowRank, merge
+from fedexp.models.own import OwnModel
+from fedexp.models.pretrained import Timm
+from fedexp.training.rounds import play_round
+from test_continual import ADAPTED, TWO_TASKS, stream
+from toy_federation import LOCAL, Adapted, advance, assemble, broadcast, make_simulation, play
+
+LAYERS = ("backbone.0.1", "backbone.1.0")
+PILORA = PILoRA(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.25)
+PLAIN = replace(LOCAL, momentum=0.0, weight_decay=0.0, epochs=1)
+
+
+def assert_close(actual, expected, atol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def context(simulation, state, position=0):
+    """A client's context of the next round, and its batches."""
+    cohort = assemble(simulation, state, state.round + 1)
+    data = ScheduledData(simulation.bench, cohort.schedules[position])
+    steps = torch.tensor(float(data.steps), dtype=torch.float64)
+    return Context(broadcast(simulation, state), {}, {}, {}, {}, 0.1, steps, simulation.bench.local), data
+
+
+# --- PILoRA
+
+
+def test_a_prototype_answers_by_distance():
+    """By hand: features (1, 2), prototypes (1, 0) and (4, 6): sqrt(4 / 2) and sqrt(25 / 2)."""
+    head = Prototypes(2, 2)
+    head.centers.data = torch.tensor([[1.0, 0.0], [4.0, 6.0]])
+    assert_close(head(torch.tensor([[1.0, 2.0]])), -torch.tensor([[2.0, 12.5]]).sqrt(), atol=1e-6)
+
+
+def test_the_local_loss_by_loops():
+    """In task 2: cross-entropy over all distances, the own distance, |A| and the overlap with the A of task 1."""
+    simulation = stream(PILORA, model=Adapted())
+    state = play(simulation, 3)
+    ctx, data = context(simulation, state)
+    batch, params, net = next(data.batches()), ctx.server["params"], simulation.bench.net
+    features, centers = net(params, batch.x).features, params[CENTERS]
+    expected = 0.0
+    for f, y in zip(features, batch.y, strict=True):
+        d = [float(((f - c) ** 2).sum() / 6) ** 0.5 for c in centers]
+        expected += (np.log(sum(np.exp(-each / 0.5) for each in d)) + d[y] / 0.5 + 0.5 * d[y]) / len(features)
+    earlier = play(simulation, 2).server["local"]
+    for layer in LAYERS:
+        now, old = params[f"{layer}.down.weight"], earlier[f"{layer}.down.weight"]
+        expected += 0.1 * float(now.abs().sum())
+        expected += 0.5 * sum(abs(float(old[i] @ now[j])) for i in range(2) for j in range(2))
+    found = PILORA.objective(net, params, batch, ctx)
+    assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-10)
+
+
+def test_prototypes_are_weighted_by_hand():
+    """Class 0 is held by the clients 0 and 1, with mean features 0 and 2, prototypes 1, 3 and 5 (client 2's was not
+    trained on the class, but counts): sums of distances 2, 4, 8, u = (1/2, 1/4, 1/8) -> (1, 1/3, 0), over 0.2:
+    softmax(5, 5/3, 0). Nobody holds class 1."""
+    own = torch.tensor([[[1.0], [1.0]], [[3.0], [2.0]], [[5.0], [3.0]]]).double()
+    means = torch.tensor([[[0.0], [9.0]], [[2.0], [9.0]], [[7.0], [9.0]]]).double()
+    counts = torch.tensor([[4.0, 0.0], [1.0, 0.0], [0.0, 0.0]]).double()
+    found = prototype_weights(own, means, counts)
+    assert_close(found[0], torch.tensor([5.0, 5 / 3, 0.0], dtype=torch.float64).softmax(0))
+    assert_close(found[1], torch.full((3,), 1 / 3, dtype=torch.float64))
+    alone = prototype_weights(own[:1], means[:1], counts[:1])
+    assert_close(alone, torch.ones(2, 1, dtype=torch.float64))
+
+
+def test_adapters_step_slower_and_prototypes_of_other_tasks_not_at_all():
+    """SGD without momentum: params - 0.1 * grad, for adapters 0.25 of it; task 2 has the classes 2 and 3."""
+    simulation = stream(PILORA, model=Adapted(), local=PLAIN)
+    ctx, data = context(simulation, play(simulation, 3))
+    batch, params, net = next(data.batches()), ctx.server["params"], simulation.bench.net
+    grads = torch.func.grad(lambda p: PILORA.objective(net, p, batch, ctx))(params)
+    moved, _, _ = PILORA.local_step(net, params, optimizers.memory_of(params, PLAIN), batch, ctx)
+    for name, value in params.items():
+        rate = 0.1 if name == CENTERS else 0.025
+        step = rate * grads[name]
+        if name == CENTERS:
+            step[:2] = 0
+        assert_close(moved[name], value - step)
+    assert (moved[CENTERS][2:] - params[CENTERS][2:]).abs().min() > 0
+
+
+def test_adapters_of_all_tasks_are_tested():
+    simulation = stream(PILORA, model=Adapted())
+    first, second = (play(simulation, rounds).server for rounds in (2, 4))
+    assert_close(first["params"], first["local"])
+    for layer in LAYERS:
+        for end in (".down.weight", ".up.weight"):
+            assert_close(second["params"][layer + end], first["local"][layer + end] + second["local"][layer + end])
+        assert second["earlier"][layer].shape == first["local"][f"{layer}.down.weight"].shape
+    assert_close(second["params"][CENTERS][:2], first["params"][CENTERS][:2], 0.0)
+    assert not torch.equal(second["params"][CENTERS][2:], first["params"][CENTERS][2:])
+
+
+def test_adapters_of_a_task_begin_anew():
+    """Before round 3, with clients that do not move: B is 0, A is drawn within 1 / sqrt(inputs)."""
+    simulation = stream(PILORA, model=Adapted(), local=replace(PLAIN, lr=1e-12))
+    first, third = (play(simulation, rounds).server["local"] for rounds in (2, 3))
+    for layer, inputs in zip(LAYERS, (36, 5), strict=True):
+        a = third[f"{layer}.down.weight"]
+        assert 0.3 / inputs**0.5 < a.abs().max() <= 1 / inputs**0.5 + 1e-9
+        assert (a - first[f"{layer}.down.weight"]).abs().max() > 1e-3
+        assert third[f"{layer}.up.weight"].abs().max() < 1e-9
+
+
+# --- LoRM
+
+
+def drawn(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_merged_matrices_answer_as_the_clients_do():
+    """Against least squares on the stacked inputs of three clients: W minimises sum_k ||W X_k - W_k X_k||^2."""
+    x, parts = drawn(3, 20, 5), drawn(3, 4, 5)
+    grams = x.transpose(1, 2) @ x
+    answers = torch.cat([x[k] @ parts[k].T for k in range(3)])
+    expected = torch.linalg.lstsq(x.flatten(0, 1), answers).solution.T
+    assert_close(merged(parts, grams), expected, atol=1e-10)
+    down, ups = drawn(2, 5), drawn(3, 4, 2)
+    answers = torch.cat([x[k] @ (ups[k] @ down).T for k in range(3)])
+    expected = torch.linalg.lstsq(x.flatten(0, 1) @ down.T, answers).solution.T
+    assert_close(merged_up(ups, down, grams), expected, atol=1e-10)
+    assert damped(torch.tensor([[[2.0, 4.0], [4.0, 6.0]]]), 0.25).tolist() == [[[2.0, 1.0], [1.0, 6.0]]]
+
+
+def test_equal_clients_are_merged_to_what_they_are():
+    x, part = drawn(2, 20, 5), drawn(4, 5)
+    assert_close(merged(torch.stack([part, part]), x.transpose(1, 2) @ x), part, atol=1e-10)
+
+
+def messages_of(simulation, state):
+    cohort = assemble(simulation, state, state.round + 1)
+    sent = broadcast(simulation, state)
+    return simulation.engine.train(simulation.algorithm, simulation.bench, sent, cohort, 0.1, False).messages, cohort
+
+
+def remember(module, seen, name):
+    return module.register_forward_hook(lambda module, inputs, _: seen.update({name: inputs[0]}))
+
+
+def test_gram_matrices_by_hooks():
+    """Of the inputs of each layer under the trained model, of every example of a client once; ragged last batches."""
+    simulation = stream(LoRM(off_diagonal=1.0), model=Adapted(), augment=False)
+    state = play(simulation, 1)
+    messages, cohort = messages_of(simulation, state)
+    bench, info = simulation.bench, simulation.stages[0].federation
+    for position, client in enumerate(cohort.clients):
+        x, _ = bench.load_train(torch.from_numpy(info.parts[client]), None)
+        params, seen = tree.row(messages["params"], position), {}
+        handles = [remember(bench.net.module.get_submodule(layer), seen, layer) for layer in LAYERS]
+        seen["head"] = bench.net(params, x).features
+        for handle in handles:
+            handle.remove()
+        for name, inputs in seen.items():
+            assert_close(messages["grams"][name][position], inputs.T @ inputs, atol=1e-10)
+
+
+def test_a_round_trains_b_and_the_next_one_a():
+    """From the first round of each task on; the others' values stay to the bit, weight decay and momentum or not."""
+    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted())
+    state = simulation.initial_state()
+    for trains_b in (True, False, True, False):
+        result, begins = play_round(simulation, state), state.round == 2  # with adapters that the server has not yet
+        before, after = state.server["local"], result.server["local"]
+        for layer in LAYERS:
+            up, down = f"{layer}.up.weight", f"{layer}.down.weight"
+            assert torch.equal(after[up], before[up]) == (not trains_b)
+            assert torch.equal(after[down], before[down]) == (trains_b and not begins)
+        advance(state, result)
+
+
+def test_the_server_of_the_second_task_by_hand():
+    """B, then the change of both tasks, from the clients' messages; the head's rows of task 1 stay."""
+    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(), participation=1.0, local=replace(LOCAL, lr_decay=1.0))
+    state = play(simulation, 3)
+    before = play(simulation, 2).server
+    messages, _ = messages_of(simulation, state)  # of round 4, which trains A
+    server = play_round(simulation, state).server
+    half = {k: 0.5 * (g + torch.diag_embed(g.diagonal(dim1=1, dim2=2))) for k, g in messages["grams"].items()}
+    for layer in LAYERS:
+        up, down = f"{layer}.up.weight", f"{layer}.down.weight"
+        g = half[layer]
+        total = torch.linalg.pinv(g.sum(0))
+        a = sum(part @ gram for part, gram in zip(messages["params"][down], g, strict=True)) @ total
+        assert_close(server["local"][down], a, atol=1e-9)
+        old = before["local"][up] @ before["local"][down]
+        g1, g2 = before["latest"][layer], g.sum(0)
+        change = (old @ g1 + state.server["local"][up] @ a @ g2) @ torch.linalg.pinv(g1 + g2)
+        assert_close(server["params"][f"{layer}.change"], change, atol=1e-8)
+        assert not server["params"][up].any()
+    weight = sum(part @ gram for part, gram in zip(messages["params"]["classifier.weight"], half["head"], strict=True))
+    weight = weight @ torch.linalg.pinv(half["head"].sum(0))
+    assert_close(server["local"]["classifier.weight"][2:], weight[2:], atol=1e-9)
+    for name in ("classifier.weight", "classifier.bias"):
+        assert torch.equal(server["local"][name][:2], before["local"][name][:2])
+        assert torch.equal(server["params"][name], server["local"][name])
+
+
+def test_the_tested_model_is_the_backbone_and_the_change():
+    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(lora=LoRA(rank=2, alpha=3.0)))
+    params, module = play(simulation, 4).server["params"], simulation.bench.net.module
+    x, scale = drawn(3, 1, 6, 6), 1.5
+    value = x.flatten(1)
+    for layer in LAYERS:
+        base = module.get_submodule(layer).base
+        value = (F.linear(value, base.weight + scale * params[f"{layer}.change"], base.bias)).tanh()
+    assert_close(simulation.bench.net(params, x).features, value)
+
+
+def test_a_change_is_merged_into_its_layer():
+    layer = LowRank(nn.Linear(3, 4), 2, 0.5).double()
+    nn.init.normal_(layer.up.weight)
+    network = nn.Sequential(Changed(layer))
+    network[0].change.data = drawn(4, 3)
+    x = drawn(5, 3)
+    expected = network(x)
+    merge(network)
+    assert type(network[0]) is nn.Linear
+    assert_close(network(x), expected)
+
+
+# --- both
+
+
+@pytest.mark.parametrize("row", ADAPTED, ids=lambda row: row.name)
+def test_a_model_without_adapters_is_refused(row):
+    with pytest.raises(ConfigError, match=rf"model\.lora\.rank: {row.cls.__name__} needs low-rank adapters"):
+        stream(row.make(), model=Adapted(lora=LoRA()))
+    with pytest.raises(ConfigError, match=r"model\.lora\.freeze_a=true: .* trains A"):
+        stream(row.make(), model=Adapted(lora=LoRA(rank=2, freeze_a=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolved(OwnModel):
+    head: str | None = "2"
+
+    def network(self, shape: Any, num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(shape[0], 2, 3), nn.Flatten(), nn.Linear(32, num_classes))
+
+
+def test_adapters_of_convolutions():
+    """PILoRA adds them up; LoRM has no equation for them."""
+    model = Convolved(lora=LoRA(rank=2, targets=("0",)))
+    assert tree.is_finite(play(stream(PILORA, model=model), 3).server["params"])
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: LoRM merges linear layers"):
+        stream(LoRM(off_diagonal=0.5), model=model)
+
+
+def test_bad_options():
+    with pytest.raises(ConfigError, match=r"algorithm\.off_diagonal=2"):
+        LoRM(off_diagonal=2.0)
+    with pytest.raises(ConfigError, match=r"algorithm\.gamma=-1"):
+        replace(PILORA, gamma=-1.0)
+    with pytest.raises(ConfigError, match="scenario=class_incremental"):
+        make_simulation(PILORA, model=Adapted())
+
+
+@pytest.mark.parametrize("row", ADAPTED, ids=lambda row: row.name)
+def test_a_vision_transformer_learns_its_tasks(row):
+    pytest.importorskip("timm")
+    lora = LoRA(rank=2, targets=("blocks.0.attn.qkv",))
+    model = Timm(name="test_vit", weights=None, image_size=32, lora=lora)
+    simulation = stream(row.make(), model=model, sizes=(4, 5), scenario=replace(TWO_TASKS, rounds_per_task=1))
+    before = {k: v.clone() for k, v in simulation.bench.net.module.named_parameters() if "base" in k}
+    state = play(simulation, 2)
+    assert tree.is_finite(state.server["params"])
+    assert all(torch.equal(v, before[k]) for k, v in simulation.bench.net.module.named_parameters() if k in before)
+    assert state.server["local"]["backbone.blocks.0.attn.qkv.up.weight"].abs().max() > 0
