@@ -80,6 +80,21 @@ def test_runs_with_other_values_of_what_a_sweep_fixes_keep_their_names(tmp_path)
     assert [name for name, _ in paper_pictures(sweep, load_runs(tmp_path))] == ["flashback_fig1_a", "flashback_fig1_b"]
 
 
+def test_what_the_user_varies_beside_the_sweep_makes_methods_of_their_own(tmp_path):
+    """Not seeds of one: a second learning rate on the command line. `only` still finds them."""
+    for seed in (0, 1):
+        for algorithm in ("fedavg", "flashback"):
+            for lr in ("0.1", "0.01"):
+                run = ["experiment=flashback/cifar10_lda0.1", f"algorithm={algorithm}", f"seed={seed}"]
+                make_run(tmp_path, [*run, "rounds=50", f"local.lr={lr}"], seed, classes=5)
+    sweep = load_sweep("flashback_fig1", [CONF])
+    (setting,) = labelled(sweep, load_runs(tmp_path))
+    assert sorted(method.name for method in setting.methods[:2]) == ["FedAvg, local.lr=0.01", "FedAvg, local.lr=0.1"]
+    assert [len(method.runs) for method in setting.methods] == [2] * 4
+    figure = draw_one({"kind": "curves", "column": "test_accuracy", "only": ["FedAvg"]}, [setting], "title")
+    assert len(figure.axes[0].lines) == 2
+
+
 def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):
     """However many rounds there are, the colours are those of a few classes."""
     sweep = load_sweep("fedka_fig1", [CONF])

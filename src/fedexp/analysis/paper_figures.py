@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger("fedexp")
+AND = ", "  # between the name of a method and what the user varies beside the sweep
 AFTER = ("loss_plane", "hypersphere", "tsne")  # kinds of `fedexp analyse`: a picture for each run
 
 
@@ -83,7 +84,7 @@ def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -
         Setting(each.name, chosen, each.common)
         for each in settings
         if (within is None or each.name in within)
-        and (chosen := tuple(method for method in each.methods if only is None or method.name in only))
+        and (chosen := tuple(m for m in each.methods if only is None or m.name.partition(AND)[0] in only))
     ]
     if not shown:
         raise ConfigError(f"no run of {', '.join([*(within or ()), *(only or ())])} is finished")
@@ -93,7 +94,12 @@ def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -
 def in_order(sweep: Sweep, field: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was found by name in the order in which the sweep's file has these names in a field; others last."""
     every = [block.fields(each).get(field) for block in sweep.blocks for each in block.combinations()]
-    return dict(sorted(found.items(), key=lambda item: every.index(item[0]) if item[0] in every else len(every)))
+
+    def place(name: str) -> int:
+        known = name if name in every else name.partition(AND)[0]
+        return every.index(known) if known in every else len(every)
+
+    return dict(sorted(found.items(), key=lambda item: place(item[0])))
 
 
 def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
@@ -101,17 +107,23 @@ def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
     their overrides."""
     shared, same = shared_overrides(runs), set.intersection(*(set(run.overrides) for run in runs))
     single = len({run.summary.get("algorithm") for run in runs}) == 1
+    axes = {key for block in sweep.blocks for key in block.axes}
+    fixed = {text for block in sweep.blocks for text in block.fixed}
     found: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
         cell = cell_of(sweep, run.overrides, same)
         setting, method = names(run, shared, single)
-        fields = cell[1] if cell else {}
-        place = found.setdefault(fields.get("setting", setting), {})
-        place.setdefault(fields.get("method", method), []).append(run)
+        if cell and "method" in cell[1]:
+            own = [text for text in others(said(run), axes, fixed) if text not in shared]
+            method = AND.join([cell[1]["method"], *own])
+        place = found.setdefault(cell[1].get("setting", setting) if cell else setting, {})
+        place.setdefault(method, []).append(run)
     found = in_order(sweep, "setting", {name: in_order(sweep, "method", methods) for name, methods in found.items()})
-    axes = {key for block in sweep.blocks for key in block.axes}
-    fixed = {text for block in sweep.blocks for text in block.fixed}
-    changed = [o for o in sorted(shared) if o.partition("=")[0] not in axes and as_written(o) not in fixed]
-    common = " ".join(o for o in changed if o in said(runs[0]))
+    common = " ".join(o for o in others(sorted(shared), axes, fixed) if o in said(runs[0]))
     return [Setting(s, tuple(Method(m, by_seed(group)) for m, group in methods.items()), common)
             for s, methods in found.items()]  # fmt: skip
+
+
+def others(overrides: Sequence[str], axes: set[str], fixed: set[str]) -> list[str]:
+    """Return those of some overrides that are the user's own, not the sweep's."""
+    return [o for o in overrides if o.partition("=")[0] not in axes and as_written(o) not in fixed]
