@@ -22,7 +22,7 @@ from fedexp.models.own import OwnModel
 from fedexp.models.pretrained import Timm
 from fedexp.training.rounds import play_round
 from test_continual import ADAPTED, TWO_TASKS, stream
-from toy_federation import LOCAL, Adapted, advance, assemble, broadcast, make_simulation, play
+from toy_federation import LOCAL, Adapted, AdaptedNormed, advance, assemble, broadcast, make_simulation, play
 
 LAYERS = ("backbone.0.1", "backbone.1.0")
 PILORA = PILoRA(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.25)
@@ -175,6 +175,16 @@ def test_gram_matrices_by_hooks():
             handle.remove()
         for name, inputs in seen.items():
             assert_close(messages["grams"][name][position], inputs.T @ inputs, atol=1e-10)
+
+
+def test_a_client_without_a_batch_sends_gram_matrices_of_zeros():
+    """Batch norm leaves out a client of one example."""
+    simulation = stream(LoRM(off_diagonal=1.0), model=AdaptedNormed(), participation=1.0)
+    messages, cohort = messages_of(simulation, simulation.initial_state())
+    alone = [len(schedule.lengths) == 0 for schedule in cohort.schedules]
+    assert any(alone)
+    for gram in messages["grams"].values():
+        assert [not each.any() for each in gram] == alone
 
 
 def test_a_round_trains_b_and_the_next_one_a():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fedexp.algorithms import label_generator
 from fedexp.algorithms.interfaces import Batch, Context, Pixels
 from fedexp.algorithms.label_generator import LabelGenerator, Student, balanced, images_of
-from fedexp.algorithms.label_text import Mapped, embeddings
+from fedexp.algorithms.label_text import embeddings
 from fedexp.algorithms.lander import LANDER
 from fedexp.core.errors import ConfigError
 from fedexp.engine.network import LiveNetwork
@@ -47,7 +47,7 @@ def test_images_are_made_as_in_the_released_code():
     teacher = copy.deepcopy(simulation.bench.net.module).requires_grad_(False).eval()
     teacher.load_state_dict(state.server["params"] | state.server["buffers"])
     student, anchors = copy.deepcopy(teacher).requires_grad_(True), state.server["anchors"]
-    norm, seen, known = teacher.body.norm, {}, torch.tensor([1, 3])
+    norm, seen, known = teacher.norm, {}, torch.tensor([1, 3])
     norm.register_forward_pre_hook(lambda layer, inputs: seen.update(x=inputs[0]))
     torch.manual_seed(11)
     net, expected, moving = LabelGenerator(PIXELS.shape, 3, anchors, 12).double(), [], None
@@ -205,9 +205,9 @@ def test_what_is_trained_and_sent():
     """The layer beside the classifier is a part of the model; logits stay those of the plain model."""
     simulation = stream()
     module = simulation.bench.net.module
-    assert isinstance(module, Mapped)
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
-    plain = module.body(x)
+    plain = module.forward(x)  # past the layer
+    assert set(simulation.initial) - {"mapping.weight", "mapping.bias"} == set(make_simulation().initial)
     assert torch.equal(module(x).logits, plain.logits)
     assert_close(module(x).features, plain.features @ module.mapping.weight.T + module.mapping.bias)
     first, third = (play(simulation, rounds).server for rounds in (1, 3))

@@ -57,15 +57,13 @@ def read_matrix(path: Path) -> np.ndarray:
         raise ConfigError(f"{KEY}={path}: is no matrix of numbers ({error})") from error
 
 
-class Mapped(nn.Module):
-    """A model with a linear layer that maps the input of its classifier to the space of the embeddings; the features
-    are then what that layer returns, and the logits stay those of the model."""
+def add_mapping(module: nn.Module, width: int) -> nn.Module:
+    """Give a model a linear layer `mapping` from the input of its classifier to the space of the embeddings: its
+    features are then what that layer returns, its logits and the names of its parameters stay."""
+    module.mapping = nn.Linear(classifier_of(module).in_features, width)
+    module.register_forward_hook(mapped)
+    return module
 
-    def __init__(self, body: nn.Module, width: int):
-        super().__init__()
-        self.body = body
-        self.mapping = nn.Linear(classifier_of(body).in_features, width)
 
-    def forward(self, x: torch.Tensor) -> Output:
-        features, logits, _ = self.body(x)
-        return Output(self.mapping(features), logits)
+def mapped(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: Output) -> Output:
+    return output._replace(features=module.get_submodule("mapping")(output.features))

@@ -84,7 +84,7 @@ class LANDER(DataFree):
 
     def adapt(self, module: nn.Module, info: Federation) -> nn.Module:
         width = classifier_of(module).in_features
-        return label_text.Mapped(module, label_text.embeddings(self.embeddings, info.num_classes, width).shape[1])
+        return label_text.add_mapping(module, label_text.embeddings(self.embeddings, info.num_classes, width).shape[1])
 
     def fitted(self, module: nn.Module) -> "LANDER":
         if self.embeddings == label_text.RANDOM:

@@ -100,12 +100,13 @@ class LoRM(NewAdapters):
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
         names = [*layers(params), "head"]
-        grams: Params = {}
+        widths = [params[name + DOWN].shape[1] for name in names[:-1]] + [params[WEIGHT].shape[1]]
+        grams = {k: params[WEIGHT].new_zeros(width, width) for k, width in zip(names, widths, strict=True)}
         for batch, mask in first_pass(data, ctx, self.epochs(ctx.local)):
             output = net(params, batch.x, mask)
             for name, inputs in zip(names, (*output.maps, output.features), strict=True):
                 rows = (inputs * mask.view(-1, *[1] * (inputs.dim() - 1))).flatten(0, -2)
-                grams[name] = rows.T @ rows + grams.get(name, 0.0)
+                grams[name] = grams[name] + rows.T @ rows
         return {"params": params, "grams": grams}, ctx.client
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
