@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from fedexp.core.objective import objective_name, value_of
 from fedexp.core.storage import regular, shorten
 
 if TYPE_CHECKING:
+    from fedexp.cli.together import Member
     from fedexp.training.place import Job
 
 
@@ -45,40 +45,23 @@ def objective_of(config: Any) -> float | None:
     return value_of(standing_in(RunDirectory(directory)).summary, name)
 
 
-def run_job(config: Any) -> int:
-    """Run one job of a run or sweep; return its exit code."""
+def run_job(config: Any, member: "Member | None" = None) -> int:
+    """Run one job of a run or sweep; return its exit code. member: the job that has waited for others like it."""
     from hydra.core.hydra_config import HydraConfig
 
     console.install()
     log_to_console()
     try:
-        from fedexp.cli.callbacks import waiting_groups
-        from fedexp.cli.together import Member, common, group_size
-        from fedexp.training.job import train_run  # noqa: F401 (imports torch)
+        from fedexp.training.job import train_run
     except Exception as error:
         if not lacks_memory(error):
             raise
         return say_no_memory(error)  # torch could not be imported
-    hydra_config = HydraConfig.get()
-    job = job_of(config, hydra_config)
-    groups = waiting_groups()
-    if groups is None or job.sweep is None or job.watch is not None or not in_this_process(hydra_config):
-        return run_to_its_end(hydra_config, job)
-    if (size := group_size(config)) == 1:
-        return run_to_its_end(hydra_config, job)
-    interrupts.release()
-    groups.add(Member(job, common(config), partial(run_to_its_end, hydra_config)), size)
-    return 0
-
-
-def run_to_its_end(hydra_config: Any, job: "Job") -> int:
-    """Train the run of a job, and say what became of it; return its exit code."""
-    from fedexp.training.job import train_run
-
+    hydra_config = HydraConfig.get() if member is None else member.hydra_config
+    job = job_of(config, hydra_config) if member is None else member.job
     new = not holds_a_run(job.directory)
     try:
-        if job.lockstep is None:
-            interrupts.release()
+        interrupts.release()
         job.deadline.check_start()
         summary = train_run(job)
         if summary.get("status") == "stopped" and job.sweep is None:
@@ -93,6 +76,26 @@ def run_to_its_end(hydra_config: Any, job: "Job") -> int:
         raise
     except Exception as error:
         return say_failure(error, job, hydra_config, new)
+
+
+def put_off(config: Any) -> bool:
+    """Return whether a job waits for others like it, with which it is to run (`hardware.jobs_together`)."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from fedexp.cli.callbacks import waiting_groups
+    from fedexp.cli.together import Member, group_size
+
+    hydra_config, groups = HydraConfig.get(), waiting_groups()
+    if groups is None or hydra_config.mode != RunMode.MULTIRUN or not in_this_process(hydra_config):
+        return False
+    if (size := group_size(config)) == 1:
+        return False
+    job = job_of(config, hydra_config)
+    if job.watch is not None:  # of a search, which waits for its result
+        return False
+    groups.add(Member(job, config, hydra_config, run_job), size)
+    return True
 
 
 def in_this_process(hydra_config: Any) -> bool:

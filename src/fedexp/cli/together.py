@@ -29,7 +29,7 @@ class Groups:
 
     def add(self, member: "Member", size: int) -> None:
         """Take a job; run its group where that is complete."""
-        group = self.waiting.setdefault(key := json.dumps(member.common, sort_keys=True, default=str), [])
+        group = self.waiting.setdefault(key := json.dumps(common(member.config), sort_keys=True, default=str), [])
         group.append(member)
         if len(group) == size:
             del self.waiting[key]
@@ -46,8 +46,9 @@ class Member:
     """A job that waits."""
 
     job: "Job"
-    common: Mapping[str, Any]  # what it has in common with those of its group
-    run: Callable[["Job"], int]  # runs it to its end; returns the exit code, which the job's directory has too
+    config: "DictConfig"
+    hydra_config: Any  # as it was when Hydra handed the job over
+    run: Callable[["DictConfig", "Member"], int]  # runs it to its end; returns the exit code, which its files have too
 
 
 def common(config: "DictConfig") -> dict[str, Any]:
@@ -77,18 +78,22 @@ def group_size(config: "DictConfig") -> int:
 
 def run_together(group: list[Member]) -> None:
     """Run the jobs of a group; one alone as any other job."""
+    from fedexp.core import interrupts
+
+    interrupts.release()
     if len(group) == 1:
-        group[0].run(group[0].job)
+        group[0].run(group[0].config, group[0])
         return
     from fedexp.training.lockstep import Lockstep
 
     lockstep = Lockstep()
-    with held_gpu(group[0].common["hardware"]) as device:
+    with held_gpu(common(group[0].config)["hardware"]) as device:
         jobs = [
             replace(each.job, lockstep=lockstep, place=replace(each.job.place, alone=False, device=device))
             for each in group
         ]
-        lockstep.run([partial(each.run, job) for each, job in zip(group, jobs, strict=True)])
+        members = [replace(each, job=job) for each, job in zip(group, jobs, strict=True)]
+        lockstep.run([partial(each.run, each.config, each) for each in members])
 
 
 @contextmanager
