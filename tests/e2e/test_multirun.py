@@ -53,7 +53,7 @@ def test_a_sweep_ends_with_its_report(fedexp, tmp_path):
     assert answer.code == 0, answer.err
     (table,) = tmp_path.glob("multirun/*/table.csv")
     pictures = {path.name.partition("lda_")[2] for path in (table.parent / "figures").glob("*.png")}
-    kinds = {"curves", "class_accuracy", "class_accuracy_normalised", "round_forgetting"}
+    kinds = {"curves", "class_accuracy", "class_accuracy_normalised", "round_forgetting", "in_out_local"}
     assert pictures == {f"{kind}.png" for kind in kinds}
     assert all(str(path.relative_to(tmp_path)) in answer.out for path in table.parent.glob("figures/*.png"))
 

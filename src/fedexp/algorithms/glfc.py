@@ -192,6 +192,7 @@ def herding(features: torch.Tensor, count: int) -> np.ndarray:
     for number in range(1, min(count, len(unit)) + 1):
         apart = np.linalg.norm(mean - (total + unit) / number, axis=1)
         apart[chosen] = np.inf
-        chosen.append(int(apart.argmin()))
+        # Of equals the first: two examples are as far from their mean, but for rounding, which differs by engine.
+        chosen.append(int(np.flatnonzero(apart <= apart.min() + 1e-6)[0]))
         total += unit[chosen[-1]]
     return np.array(chosen, dtype=np.int64)

@@ -78,10 +78,11 @@ def make_schedule(
     return Schedule(torch.from_numpy(index), lengths, draws)
 
 
-def padded_schedule(schedule: Schedule, steps: int) -> dict[str, np.ndarray]:
+def padded_schedule(schedule: Schedule, steps: int, example: int) -> dict[str, np.ndarray]:
     """Return the first `steps` batches as a plan of one shape for all clients: index and mask [steps, B], and draws
-    [steps, B, D] where there are any. Missing batches repeat an example with mask 0."""
-    index = np.full((steps, schedule.index.shape[1]), int(schedule.index[0, 0]))
+    [steps, B, D] where there are any. Missing batches repeat `example`, one of the client's own, with mask 0; a client
+    whose only example batch normalisation leaves out has nothing else."""
+    index = np.full((steps, schedule.index.shape[1]), example)
     mask = np.zeros(index.shape)
     used = min(steps, schedule.steps)
     index[:used] = schedule.index[:used].numpy()

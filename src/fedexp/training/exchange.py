@@ -212,7 +212,9 @@ def plan_after(simulation: Simulation, role: FedAvg, info: Federation, number: i
     if not steps:
         return {}
     fresh = schedule_of(simulation, role, info, number, client, epochs=1, again=" after")
-    return {f"after_{name}": array for name, array in padded_schedule(fresh, steps).items()}
+    part = role.training_part(info, client)
+    own = int((part[0] if isinstance(part, tuple) else part)[0])
+    return {f"after_{name}": array for name, array in padded_schedule(fresh, steps, own).items()}
 
 
 def broadcast(exchange: FedAvg, server: Tree) -> Tree:
