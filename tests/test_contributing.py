@@ -33,7 +33,7 @@ def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProcess[str]:
     """The page's command that chooses an option of `group`."""
-    (line,) = [c for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8")) if f" {group}=" in c]
+    (line,) = [c for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8")) if re.search(rf"conf_mine '?{group}=", c)]
     variable, program, *arguments = shlex.split(line)
     assert (variable, program) == ("PYTHONPATH=.", "fedexp")
     return fedexp(directory, *arguments, *SMALL, *more)
@@ -122,7 +122,7 @@ def test_data_set(workplace: Path):
 def test_model(workplace: Path):
     done = follow(workplace, "model", "hydra.run.dir=perceptron", "model.freeze=[hidden]")
     assert done.returncode == 0, done.stderr
-    assert "frozen (requires_grad=False): " in (workplace / "perceptron" / "run.log").read_text(encoding="utf-8")
+    assert "frozen (requires_grad=False): " in done.stderr
     wrong = fedexp(workplace, "--config-dir", "conf_mine", "model=mlp", "model.head=fd", *SMALL)
     assert wrong.returncode == 2
     assert "model.head=fd: must be the name of the last layer, a linear one (nearest: 'fc')" in wrong.stderr

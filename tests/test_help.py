@@ -19,6 +19,7 @@ OPTIONS = [(group, option) for group in list_groups([CONF]) for option in list_o
 KNOB = re.compile(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)")
 # Knobs that exist only beside some option, and what stands for a value that a text cannot give.
 COMPANIONS = {"shards_per_client": ["partition=sharding"], "algorithm.beta": ["algorithm=fedntd"]}
+COMPANIONS |= {"server.lr": ["server.optimizer=adam"]}
 COMPANIONS |= {"algorithm.tau": ["algorithm=fedntd"], "algorithm.mu": ["algorithm=fedprox"]}
 
 

@@ -23,6 +23,9 @@ from toy_federation import ENGINES, engines_compared, first_of_each_class, make_
 ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 MODEL = ("adapt", "needs_features", "needs_head", "must_train", "heads")  # what an algorithm wants of a model
 FEATURES = (
+    "AFFCL",
+    "FedCBDR",
+    "GLFC",
     "FedALA",
     "FedDecorr",
     "FedMultiHead",
