@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.memory import free_memory, size_of
-from fedexp.core.private.of_torch import outside_transforms
+from fedexp.core.private.of_torch import outside_transforms, without_compiler
 from fedexp.core.tree import Params
 from fedexp.models import Output
 from fedexp.models.batch_norm import keeps_statistics, leaving_out_padding
@@ -29,6 +29,7 @@ class FunctionalNetwork:
     def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
         """Take over a model. trained: names of the parameters in training; None: those of `module` with
         requires_grad."""
+        without_compiler()
         self.trained = frozenset(trainable(module)) if trained is None else trained
         self.module = module.eval().requires_grad_(False)
         self.precision = precision

@@ -1,8 +1,15 @@
-"""torch: whether code runs within torch.func's transforms, which no public function of it tells, and a fused copy."""
+"""torch: whether code runs within torch.func's transforms, which no public function of it tells, a fused copy, and
+gradients without its compiler."""
 
-from contextlib import AbstractContextManager
+import importlib
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
 
 import torch
+
+COMPILER = "torch._dynamo"
 
 
 def in_transform() -> bool:
@@ -23,3 +30,24 @@ def outside_transforms() -> AbstractContextManager[None]:
 def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     """Copy many tensors at once: one kernel on a GPU, where a copy of each would launch one each."""
     torch._foreach_copy_(targets, values)
+
+
+class _Unloaded(ModuleType):
+    """Stands where a module is not loaded yet, with a few of its names; asked for any other, it loads the module, and
+    that takes its place."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def without_compiler() -> None:
+    """Let torch.func take gradients without loading torch's compiler, which takes seconds.
+
+    From torch 2.8 on, it loads it in order to switch off autograd's compiled mode. While the compiler is not loaded,
+    that mode cannot be on.
+    """
+    if COMPILER not in sys.modules:
+        mode, compiler = _Unloaded(f"{COMPILER}.compiled_autograd"), _Unloaded(COMPILER)
+        mode._disable = nullcontext  # type: ignore[attr-defined]
+        compiler.compiled_autograd = mode  # type: ignore[attr-defined]
+        torch._dynamo = compiler  # type: ignore[assignment]

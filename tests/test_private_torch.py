@@ -1,0 +1,36 @@
+"""What of torch's private interfaces is used: gradients without its compiler."""
+
+import subprocess
+import sys
+
+import pytest
+
+GRADIENT = """
+import sys, torch
+from fedexp.core.private.of_torch import without_compiler
+def gradient():
+    return torch.func.grad(lambda x: (x**3).sum())(torch.ones(2)).tolist()
+without_compiler()
+assert gradient() == [3, 3]
+assert "torch._dynamo" not in sys.modules
+"""
+
+LOADED = """
+stand_in = torch._dynamo
+torch._dynamo.reset()
+assert torch._dynamo is sys.modules["torch._dynamo"] is not stand_in
+assert torch._dynamo.compiled_autograd is sys.modules["torch._dynamo.compiled_autograd"]
+without_compiler()
+assert torch._dynamo is sys.modules["torch._dynamo"]
+assert gradient() == [3, 3]
+assert torch.compile(torch.sin, backend="eager")(torch.zeros(1)).tolist() == [0]
+"""
+
+
+def test_a_gradient_loads_no_compiler():
+    subprocess.run([sys.executable, "-c", GRADIENT], check=True)
+
+
+@pytest.mark.slow
+def test_the_compiler_is_loaded_when_it_is_asked_for():
+    subprocess.run([sys.executable, "-c", GRADIENT + LOADED], check=True)
