@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -69,18 +70,19 @@ class Gpu:
     def step(self) -> str:
         """Time rounds of ten clients of ten batches each, with nothing but local steps in them."""
         rows = []
-        for precision in self.options.precisions:
-            for algorithm in ("fedavg", "fedntd"):
-                times = self._steps(precision, algorithm)
-                rows.append((f"{algorithm} {precision}", str(len(times)), spread(times, ".3f")))
-                print(*rows[-1], flush=True)
+        o = self.options
+        for precision, algorithm, way in product(o.precisions, ("fedavg", "fedntd"), o.convolutions):
+            times = self._steps(precision, algorithm, way)
+            rows.append((f"{algorithm} {precision}, convolutions by {way}", str(len(times)), spread(times, ".3f")))
+            print(*rows[-1], flush=True)
         return f"{GOALS['step']}\n\n" + markdown(("a step of ten clients, batches of 50", "n (rounds)", "ms"), rows)
 
-    def _steps(self, precision: str, algorithm: str) -> list[float]:
+    def _steps(self, precision: str, algorithm: str, way: str) -> list[float]:
         """Return the milliseconds of a step in each of some rounds, after three that record it."""
         size = ("num_clients=100", "participation=0.1", "partition=iid", "local.epochs=1", "local.batch_size=50")
-        hardware = (f"hardware.device={self.options.device}", "hardware.engine=vectorised")
-        choices = (*size, *hardware, f"hardware.precision={precision}", f"algorithm={algorithm}")
+        hardware = [f"hardware.device={self.options.device}", "hardware.engine=vectorised"]
+        hardware += [f"hardware.convolution={way}", f"hardware.precision={precision}"]
+        choices = (*size, *hardware, f"algorithm={algorithm}")
         simulation = make_simulation([*self.data, *choices])
         state, times = simulation.initial_state(), []
         for number in range(1, 4 + self.options.rounds_of_steps):
@@ -105,8 +107,8 @@ class Gpu:
         o, rows = self.options, []
         for precision in o.precisions:
             bare = self.bare(precision)
-            for engine in o.engines:
-                reps = self.fedexp(engine, precision, o.rounds, "algorithm=fedntd")
+            for engine, way in product(o.engines, o.convolutions):
+                reps = self.fedexp(engine, precision, o.rounds, "algorithm=fedntd", f"hardware.convolution={way}")
                 if not reps:
                     continue
                 multiple = ""
@@ -119,7 +121,8 @@ class Gpu:
                     *(spread([rep.total for rep in reps], ".1f"), first_round(self.work / "out")),
                     *(spread([rep.rate for rep in reps]), f"{bare[0].rate:,.0f}" if bare else "", multiple),
                 )
-                rows.append((f"{engine} {precision}", str(len(reps)), *cells, f"{reps[-1].accuracy:.3f}"))
+                name = f"{engine} {precision}, convolutions by {way}"
+                rows.append((name, str(len(reps)), *cells, f"{reps[-1].accuracy:.3f}"))
         head = ("FedNTD", "n", f"s for {o.rounds} rounds", "s of the first round", "examples/s")
         more = ("bare loop, examples/s (n = 1)", "x bare loop (all in)", "accuracy")
         return f"{GOALS['rounds']}\n\n" + markdown((*head, *more), rows)
@@ -203,6 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds-of-steps", type=int, default=10, help="counted rounds that time a step")
     parser.add_argument("--precisions", type=words, default=["tf32", "bf16"])
     parser.add_argument("--engines", type=words, default=["vectorised"])
+    parser.add_argument("--convolutions", type=words, default=["streams", "kernels"], help="hardware.convolution")
     parser.add_argument("--models", type=words, default=list(RESNETS))
     parser.add_argument("overrides", nargs="*", help="of fedexp, for a smaller workload")
     options = parser.parse_args(arguments)

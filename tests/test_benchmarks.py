@@ -222,10 +222,13 @@ def test_gpu_benchmark_prints_every_figure(monkeypatch, capsys):
     arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=1", "--rounds-of-steps=2"]
     small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
     small += ["model.channels=[4,4]", "model.hidden=[8]"]
-    assert gpu.main([*arguments, "--precisions=fp32", "--models=resnet10", "--", *small, "hardware.threads=1"]) == 0
+    arguments += ["--precisions=fp32", "--convolutions=streams", "--models=resnet10"]
+    assert gpu.main([*arguments, "--", *small, "hardware.threads=1"]) == 0
     text = capsys.readouterr().out
     for row in (
-        *(f"{name} fp32 | 1 |" for name in ("fedntd", "vectorised", "scaffold")),
+        "fedntd fp32, convolutions by streams | 2 |",
+        "vectorised fp32, convolutions by streams | 1 |",
+        "scaffold fp32 | 1 |",
         "1 | 1 |",
         "2 | 1 |",
     ):

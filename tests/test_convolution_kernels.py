@@ -1,5 +1,6 @@
 """The kernels for stacked convolutions against torch's own convolutions in float64."""
 
+import os
 import subprocess
 import sys
 
@@ -10,8 +11,13 @@ from torch.func import grad, vmap
 
 from fedexp.core.errors import ConfigError
 from fedexp.engine.hardware import Hardware
+from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised.convolution import convolve
+from fedexp.engine.vectorised.pooled_convolution import convolve_and_pool
+from fedexp.engine.vectorised.stacked import StackedNetwork
+from fedexp.models.cnn import CNN
+from fedexp.models.pooling import twice_differentiable
 from toy_federation import HARDWARE
 
 # Channels in and out, height, width, kernel, padding, stride. More than one tile of pixels (64), of channels and of
@@ -47,15 +53,18 @@ def value_and_gradients(function, tensors, dtype):
     return value, *gradients
 
 
-def compare(case, biased, dtype, device="cpu"):
-    """The largest error of the values and of each gradient, relative to the largest number in it."""
+def compare(case, biased, dtype, device="cpu", pool=False):
+    """The largest error of the values and of each gradient, relative to the largest number in it; with `pool` of the
+    convolution with max-pooling and ReLU."""
     tensors, padding, stride = draw(case, biased, dtype, device)
 
     def ours(x, weight, bias=None):
-        return convolve(x, weight, bias, padding, stride, "kernels")
+        call = (x, weight, bias, padding, stride)
+        return convolve_and_pool(*call) if pool else convolve(*call, "kernels")
 
     def theirs(x, weight, bias=None):
-        return F.conv2d(x, weight, bias, stride, padding)
+        y = F.conv2d(x, weight, bias, stride, padding)
+        return F.relu(F.max_pool2d(y, 2, 2)) if pool else y
 
     actual = value_and_gradients(ours, tensors, dtype)
     exact = value_and_gradients(theirs, [t.double() for t in tensors], dtype)
@@ -86,13 +95,17 @@ def multiply_numbers():
 def interpret():
     multiply_numbers()
     for name, case in CASES.items():
-        for biased in (True, False):
-            errors = compare(case, biased, torch.float32)
-            assert max(errors) < 2e-6, (name, biased, errors)
-    errors = compare(CASES["stride"], True, torch.bfloat16)  # sums in fp32, cut off once to 8 bits
-    assert max(errors) < 2**-7, errors
+        for biased, pool in ((True, False), (False, False), (True, True)):
+            errors = compare(case, biased, torch.float32, pool=pool)
+            assert max(errors) < 2e-6, (name, biased, pool, errors)
+    assert max(compare(CASES["first layer"], False, torch.float32, pool=True)) < 2e-6
+    for pool in (False, True):
+        errors = compare(CASES["stride"], True, torch.bfloat16, pool=pool)  # sums in fp32, cut off once to 8 bits
+        assert max(errors) < 2**-7, errors
     every_input_shared()
     channels_last()
+    equal_and_undefined_pixels()
+    whole_network()
 
 
 def every_input_shared():
@@ -106,6 +119,46 @@ def every_input_shared():
         inputs = [t if dim == 0 else t[0] for t, dim in zip((x, weight, bias), dims, strict=True)]
         expected = vmap(lambda *one: F.conv2d(*one, stride, padding), in_dims=dims)(*inputs)
         torch.testing.assert_close(vmap(ours, in_dims=dims)(*inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+def equal_and_undefined_pixels():
+    """Of equal pixels of a window (numbers that fp32 adds exactly) the gradient goes to the first, as in torch,
+    and to none where all are 0 or less; NaN stays."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randint(-1, 2, shape, generator=generator).float() for shape in ((2, 3, 2, 9, 8), (2, 3, 2, 2, 2), (2, 3))
+    )
+    functions = (lambda x, w, b: convolve_and_pool(x, w, b, (0, 0)),
+                 lambda x, w, b: F.relu(F.max_pool2d(F.conv2d(x, w, b), 2, 2)))  # fmt: skip
+    ours, theirs = (value_and_gradients(function, (x, weight, bias), torch.float32) for function in functions)
+    assert (theirs[0] == 0).any()
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=0)
+    torch.testing.assert_close(ours[1:], theirs[1:], rtol=1e-5, atol=1e-5)
+    x[1, 2, 0, 4, 4] = torch.nan
+    ours, theirs = (vmap(function)(x, weight, bias) for function in functions)
+    assert theirs.isnan().any()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def whole_network():
+    """The network of the paper's experiments finds the operation by itself, and not where gradients of gradients are
+    wanted, nor for layers that compute more than a convolution."""
+    model = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(5,)).build((3, 16, 16), 4)
+    net, calls = FunctionalNetwork(model, "fp32"), []
+    fused = convolution.kernels().forward_pooled
+    convolution.kernels().forward_pooled = lambda *call: calls.append(1) or fused(*call)
+    params = {name: torch.stack([p, -p]) for name, p in model.named_parameters()}
+    x = torch.randn(2, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    one = vmap(lambda params, x: grad(lambda p: StackedNetwork(net, "kernels")(p, x).logits.square().sum())(params))
+    plain = vmap(lambda params, x: grad(lambda p: net(p, x).logits.square().sum())(params))
+    ours = one(params, x)
+    assert len(calls) == 2
+    torch.testing.assert_close(ours, plain(params, x), rtol=1e-4, atol=1e-5)
+    with twice_differentiable():
+        torch.testing.assert_close(one(params, x), ours, rtol=1e-4, atol=1e-5)
+    model.convolutions[0].padding_mode = "circular"
+    one(params, x)
+    assert len(calls) == 3
 
 
 def channels_last():
@@ -129,14 +182,85 @@ def test_kernels_interpreted():
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=280)
 
 
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from fedexp.algorithms import divergence_kernels
+from fedexp.engine.vectorised import convolution_kernels as kernels
+from fedexp.models import pooling_kernels
+
+def assembly(function, types, constants, capability):
+    names = function.arg_names
+    kinds = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    values = {(names.index(n),): value for n, value in constants.items()}
+    source = ASTSource(function, kinds, constexprs=values)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm
+
+def matrix_products(capability, product, *kinds):
+    for kind, precision in kinds:
+        for pool in (False, True):
+            types = dict.fromkeys(("x", "w", "bias", "y", "g"), kind) | {"where": "*u8" if pool else kind}
+            same = dict(kernel_height=5, kernel_width=5, pool=pool, precision=precision)
+            same |= dict(rows=kernels.ROWS, columns=64, depth=kernels.DEPTH)
+            for function, more_types, more in (
+                (kernels._forward, {}, {"biased": True}),
+                (kernels._of_input, {}, {}),
+                (kernels._of_weight, {"out": "*fp32"}, {}),
+            ):
+                asm = assembly(function, types | more_types, same | more, capability)
+                assert asm["cubin"] and product in asm["ptx"], (function, kind, pool)
+
+for function, types in (
+    (pooling_kernels._pool, {"x": "*bf16", "y": "*bf16", "where": "*u8"}),
+    (pooling_kernels._spread, {"grad": "*bf16", "where": "*u8", "out": "*bf16"}),
+):
+    assert assembly(function, types, {"block": pooling_kernels.BLOCK}, 90)["cubin"]
+for masked in (False, True):
+    types = dict.fromkeys(("teacher", "student", "value", "slope"), "*fp32")
+    types |= {"keep": "*u8" if masked else "*fp32", "scale": "fp32"}
+    assert assembly(divergence_kernels._divergence, types, dict(masked=masked, block=128, width=16), 90)["cubin"]
+matrix_products(90, "wgmma.mma_async", ("*bf16", "ieee"), ("*fp32", "tf32"))
+matrix_products(80, "mma.sync", ("*bf16", "ieee"))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_compiled_for_gpus(tmp_path):
+    """Triton compiles for an H100 and an A100 on any machine: to their tensor cores, in bf16 and tf32."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", COMPILE], env=environment, check=True, timeout=280)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_gpu_kernels(case, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    assert max(compare(case, True, torch.float32, "cuda")) < 2e-6
-    assert max(compare(case, True, torch.bfloat16, "cuda")) < 2**-7
-    torch.backends.cuda.matmul.allow_tf32 = True
-    assert max(compare(case, True, torch.float32, "cuda")) < 2e-3  # products of 11 bits
+    for pool in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = False
+        assert max(compare(case, True, torch.float32, "cuda", pool)) < 2e-6
+        assert max(compare(case, True, torch.bfloat16, "cuda", pool)) < 2**-7
+        torch.backends.cuda.matmul.allow_tf32 = True
+        errors = compare(case, True, torch.float32, "cuda", pool)
+        assert max(errors[:1] if pool else errors) < 2e-3  # products of 11 bits; they may move a maximum
+
+
+@pytest.mark.parametrize("dims", [(None, 0, 0), (0, None, None)], ids=["images", "weights"])
+def test_what_clients_share(dims):
+    """Convolution and pooling where clients share an input are torch's own operations."""
+    tensors, padding, stride = draw(CASES["stride"], True, torch.float64)
+    inputs = [t if dim == 0 else t[0] for t, dim in zip(tensors, dims, strict=True)]
+
+    def gradients(function):
+        def loss(*inputs):
+            return (function(*inputs) ** 2).sum()
+
+        return vmap(grad(loss, argnums=(0, 1, 2)), in_dims=dims)(*inputs), grad(loss)(*(t[0] for t in tensors))
+
+    ours = gradients(lambda *inputs: convolve_and_pool(*inputs, padding, stride))
+    theirs = gradients(lambda *inputs: F.relu(F.max_pool2d(F.conv2d(*inputs, stride, padding), 2, 2)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_kernels_need_a_gpu():

@@ -23,9 +23,10 @@ from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
 from fedexp.engine.vectorised.clients import Clients, Job
-from fedexp.engine.vectorised.convolution import StackedNetwork, convolve
+from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs, rounded
+from fedexp.engine.vectorised.stacked import StackedNetwork
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
 from fedexp.training.probing import probes_of

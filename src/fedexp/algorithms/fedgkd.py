@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedntd import kl_divergence
+from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
 from fedexp.core.errors import require

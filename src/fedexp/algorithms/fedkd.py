@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedntd import kl_divergence
+from fedexp.algorithms.divergence import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core.errors import require
 from fedexp.core.tree import Params

@@ -20,21 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import Batch, Context, FedAvg, Network
+from fedexp.algorithms.divergence import kl_divergence
 from fedexp.core.errors import require, require_choice
 from fedexp.core.tree import Params
-
-
-def kl_divergence(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None) -> torch.Tensor:
-    """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the classes kept: [B].
-
-    teacher, student: logits [B, C]; keep: bool [B, C], None = all classes.
-    """
-    # The dtype's least value, not -inf: exp gives 0 and 0 * (finite) is 0, where 0 * -inf would be NaN.
-    low = torch.finfo(student.dtype).min
-    rows = [t / tau if keep is None else torch.where(keep, t / tau, low) for t in (teacher, student)]
-    log_p, log_q = (F.log_softmax(t, dim=-1) for t in rows)
-    terms = log_p.exp() * (log_p - log_q)
-    return (terms if keep is None else torch.where(keep, terms, 0.0)).sum(-1)
 
 
 @dataclass(frozen=True, kw_only=True)

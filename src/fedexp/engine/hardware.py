@@ -17,8 +17,8 @@ from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
 from fedexp.engine.processes.workers import Workers, spread
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.timed import Measured, Way
-from fedexp.engine.vectorised.convolution import CONVOLUTIONS, stacked_way
 from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.engine.vectorised.stacked import CONVOLUTIONS, stacked_way
 
 ONE_CLIENT = ("direct", "winograd")  # ways of convolving outside of the vectorised engine
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp64")

@@ -10,7 +10,7 @@ from torch import nn
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_channels
-from fedexp.models.pooling import pooled
+from fedexp.models.pooling import pooled, pooled_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class CNNModule(nn.Module):
         """Return input and output of the last convolution with its pooling and ReLU."""
         before = x
         for convolution in self.convolutions:
-            before, x = x, pooled(convolution(x))
+            before, x = x, pooled_convolution(convolution, x)
         return before, x
 
     def _connected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from fedexp.core.private.of_torch import in_transform, outside_transforms
 
@@ -30,10 +32,22 @@ def twice_differentiable() -> Iterator[None]:
         _twice.reset(token)
 
 
+def differentiable_once() -> bool:
+    """Return whether a gradient without a gradient is enough."""
+    return not _twice.get()
+
+
+def pooled_convolution(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return pooled(layer(x)), for which a TorchFunctionMode may have one operation."""
+    if has_torch_function((x,)):
+        return handle_torch_function(pooled_convolution, (x,), layer, x)
+    return pooled(layer(x))
+
+
 def pooled(x: torch.Tensor) -> torch.Tensor:
     """ReLU of 2 x 2 max-pooling of x [N, C, H, W]: ReLU is monotone, so it commutes with max, 4 times fewer of them."""
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
-        if x.device.type == "cuda" and not _twice.get() and kernels():
+        if x.device.type == "cuda" and differentiable_once() and kernels():
             return _Pooled.apply(x)[0]
         stacked = in_transform()
         ordinary = torch.is_grad_enabled() or stacked or x.device.type != "cpu"

@@ -14,102 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import Function
 from torch.func import vmap
-from torch.overrides import TorchFunctionMode
 
 from fedexp.core import tree
-from fedexp.core.errors import require_choice
-from fedexp.core.private.of_torch import is_wrapped
-from fedexp.core.tree import Params
-from fedexp.engine.network import FunctionalNetwork
-from fedexp.models import Output
 
-CONVOLUTIONS = ("auto", "grouped", "streams", "kernels")
 FEW_CHANNELS = 4  # of the input, at most, where weights get their gradient in another way
 STREAMS = 16  # more than that are rarely at work on one device at the same time
 
 One = Callable[..., torch.Tensor]  # of the tensors of one client
-
-
-def stacked_way(convolution: str, device: torch.device) -> str:
-    """Return how stacked convolutions are computed; `auto`: by streams on CUDA devices, where that was the fastest."""
-    require_choice("hardware.convolution", convolution, CONVOLUTIONS)
-    if convolution != "auto":
-        return convolution
-    return "streams" if device.type == "cuda" else "grouped"
-
-
-class StackedNetwork:
-    """A network like the given one; inside vmap its stacked convolutions are computed in one of the ways here."""
-
-    def __init__(self, net: FunctionalNetwork, way: str):
-        self.net, self.way = net, way
-
-    def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
-        with _Replaced(self.way):
-            return self.net(params, x, mask)
-
-    def in_training(self, params: Params, buffers: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
-        with _Replaced(self.way):
-            return self.net.in_training(params, buffers, x, mask)
-
-    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
-        return self.net.gradient(function, params)
-
-    def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
-        with _Replaced(self.way):
-            return self.net.slim(params, x, width, mask)
-
-    def buffers(self) -> Params:
-        return self.net.buffers()
-
-
 Dims = tuple[Any, ...]  # of the clients in each input: an int, or None where all clients share it
-
-
-class _Replaced(TorchFunctionMode):
-    """Replaces F.conv2d where input and weight are both stacked and neither dilation nor groups are asked for."""
-
-    def __init__(self, way: str):
-        super().__init__()
-        self.way = way
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function is F.conv2d:
-            call = _plain(*args, **kwargs)
-            if call is not None:
-                return convolve(*call, self.way)
-        return function(*args, **kwargs)
-
-
-def _plain(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[int, int], tuple[int, int]] | None:
-    """Return the arguments of `convolve`, or None where torch's own convolution is to be used."""
-    if isinstance(padding, str):
-        return None
-    # Weights that are not stacked (a teacher's) are shared by all clients: one ordinary convolution.
-    stacked = all(is_wrapped(t) for t in (input, weight))
-    plain = stacked and input.dim() == 4 and {*_pair(dilation), groups} == {1}
-    return (input, weight, bias, _pair(padding), _pair(stride)) if plain else None
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    """Return the one or two ints that convolutions accept, as two."""
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
 
 
 def convolve(
@@ -122,11 +34,16 @@ def convolve(
 ) -> torch.Tensor:
     """Compute F.conv2d(x [B, C, H, W], weight [O, C, h, w], bias [O]) with padding and stride; differentiable once.
     way: of computing it for stacked clients, streams | kernels."""
-    if torch.is_autocast_enabled(x.device.type):  # before the clients part, not in each
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    return _Convolution.apply(x, weight, bias, padding, stride, way)
+    return _Convolution.apply(*cast(x, weight, bias), padding, stride, way)
+
+
+def cast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Return the tensors as autocast has a convolution's inputs: before the clients part, not in each."""
+    device = next(t.device.type for t in tensors if t is not None)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(None if t is None else t.to(dtype) for t in tensors)
 
 
 class _Convolution(Function):
@@ -193,7 +110,7 @@ class _Gradients(Function):
         way: str,
         *wanted: bool,
     ) -> tuple[torch.Tensor, ...]:
-        return tuple(function(grad, x, weight) for function in _gradients(padding, stride, *wanted))
+        return tuple(function(grad, x, weight) for function in gradients(padding, stride, *wanted))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -223,7 +140,7 @@ class _Gradients(Function):
             return tuple(found), (0,) * len(found)
         few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
         grads = list(
-            _batched(_gradients(padding, stride, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0]
+            _batched(gradients(padding, stride, of_x, of_weight and not few, of_bias), dims, grad, x, weight)[0]
         )
         if of_weight and few:
             grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
@@ -260,7 +177,7 @@ def kernels() -> Any:
     return convolution_kernels
 
 
-def _gradients(
+def gradients(
     padding: tuple[int, int], stride: tuple[int, int], of_x: bool, of_weight: bool, of_bias: bool
 ) -> list[One]:
     """Return the functions of (gradient of the output, x, weight)."""

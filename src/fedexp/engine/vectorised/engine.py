@@ -18,8 +18,8 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Trained
 from fedexp.engine.probes import no_counts, right_on_own
 from fedexp.engine.vectorised.clients import Clients, Frame, Job
-from fedexp.engine.vectorised.convolution import StackedNetwork, stacked_way
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
+from fedexp.engine.vectorised.stacked import StackedNetwork, stacked_way
 from fedexp.models.batch_norm import uses_batch_statistics
 
 log = logging.getLogger("fedexp")
