@@ -2,11 +2,14 @@
 
 import errno
 import io
+import logging
 import sys
+import threading
 
 import pytest
 
 from fedexp.core import console
+from fedexp.training.opening import EARLY_LINES, early_lines, run_log
 
 
 class Broken(io.StringIO):
@@ -76,3 +79,46 @@ def test_everything_else_is_the_stream_s_own():
     assert not console.View(stream).isatty()
     with pytest.raises(AttributeError):
         assert console.View(stream).surprise
+
+
+# --- run.log
+
+
+def logged(directory):
+    return [line.split(" ", 3)[-1] for line in (directory / "run.log").read_text().splitlines()]
+
+
+@pytest.fixture
+def log(monkeypatch):
+    logger = logging.getLogger("fedexp")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    return logger
+
+
+def test_run_log_begins_with_what_was_logged_before_it_was_opened(tmp_path, log):
+    """Of its own run alone: not of the run before in the same process, nor of one in another thread."""
+    runs = [tmp_path / "first", tmp_path / "second"]
+    for directory in runs:
+        directory.mkdir()
+        with early_lines() as early:
+            others = threading.Thread(target=log.info, args=("of another thread",))
+            others.start()
+            others.join()
+            log.info("%d parameters are frozen", 3)
+            with run_log(directory, early):
+                log.warning("hardware")
+        log.info("after")
+    with early_lines() as early, run_log(runs[0], early):  # it is resumed
+        log.info("resuming")
+    assert logged(runs[0]) == ["3 parameters are frozen", "hardware", "resuming"]
+    assert logged(runs[1]) == ["3 parameters are frozen", "hardware"]
+    assert not log.handlers
+
+
+def test_a_run_that_waits_for_long_keeps_few_lines(tmp_path, log):
+    with early_lines() as early:
+        for number in range(EARLY_LINES + 5):
+            log.info("%d", number)
+        with run_log(tmp_path, early):
+            log.info("opened")
+    assert logged(tmp_path) == [*map(str, range(EARLY_LINES)), "opened"]

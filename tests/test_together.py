@@ -1,6 +1,7 @@
 """`hardware.jobs_together`: runs whose clients are trained as one cohort have the results that each has alone."""
 
 import json
+import logging
 import threading
 from dataclasses import replace
 
@@ -15,8 +16,9 @@ from fedexp.core.settings import Seeds
 from fedexp.engine.vectorised.engine import Request, Vectorised
 from fedexp.engine.vectorised.joint import Joint
 from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.training import job
 from fedexp.training.lockstep import Lockstep
-from fedexp.training.prepare import Prepared
+from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.rounds import evaluate
 from test_continual import ROWS as CONTINUAL
 from test_edge_cases import ROWS, simulation
@@ -198,10 +200,16 @@ def jobs_in(directory):
     return sorted(path.parent for path in directory.glob("*/summary.json"))
 
 
+def loud_prepare(built, *rest):
+    logging.getLogger("fedexp").info("prepared with seed %d", built.settings.seed)
+    return prepare(built, *rest)
+
+
 def test_a_sweep_together_has_the_files_of_one_job_after_another(tmp_path, monkeypatch, capsys):
     """Three seeds, two at a time: the third waits for the end. The same command finds all complete."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
+    monkeypatch.setattr(job, "prepare", loud_prepare)
     grid = ["seed=0,1,2", "tracker=none"]
     assert sweep(*grid, "hydra.sweep.dir=alone") == 0
     capsys.readouterr()
@@ -209,10 +217,14 @@ def test_a_sweep_together_has_the_files_of_one_job_after_another(tmp_path, monke
     alone, together = jobs_in(tmp_path / "alone"), jobs_in(tmp_path / "together")
     assert [path.name for path in alone] == [path.name for path in together]
     assert len(alone) == 3
-    for one, other in zip(alone, together, strict=True):
+    for seed, (one, other) in enumerate(zip(alone, together, strict=True)):
         for name in ("class_accuracy.csv", "clients.csv"):
             pd.testing.assert_frame_equal(pd.read_csv(one / name), pd.read_csv(other / name), rtol=1e-9)
-        assert (other / "run.log").read_text().count("partition=") == 1  # its own lines alone
+        for each in (one, other):
+            lines = (each / "run.log").read_text()
+            assert lines.count("partition=") == 1  # its own lines alone
+            assert lines.count("prepared with") == 1
+            assert lines.splitlines()[0].endswith(f"INFO prepared with seed {seed}")  # logged before it was opened
         assert json.loads((other / "summary.json").read_text())["status"] == "completed"
     capsys.readouterr()
     assert sweep(*grid, "hydra.sweep.dir=together", "hardware.jobs_together=2") == 0

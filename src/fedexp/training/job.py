@@ -17,7 +17,7 @@ from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.memory import peak_memory
-from fedexp.training.opening import clear_failed_attempt, make_directory, note_beginning, run_log
+from fedexp.training.opening import clear_failed_attempt, early_lines, make_directory, note_beginning, run_log
 from fedexp.training.place import Job, Place
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment
@@ -42,6 +42,7 @@ def train_run(job: Job) -> dict[str, Any]:
         )
     container = resolve(job.config) | {"choices": dict(job.choices)}
     with ExitStack() as held:
+        early = held.enter_context(early_lines())
         # A job of a sweep may wait for a GPU, and nobody shall begin it meanwhile.
         if ours := job.sweep is not None or (job.directory / files.CONFIG).exists():
             require_no_way_out(job.directory)
@@ -67,7 +68,7 @@ def train_run(job: Job) -> dict[str, Any]:
         saved = checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
         state = first_state(job, prepared, saved)
         clear_failed_attempt(job.directory)
-        held.enter_context(run_log(job.directory))
+        held.enter_context(run_log(job.directory, early))
         note_beginning(job, built, container, prepared, state, saved)
         info = run_info(job, container, simulation, state)
         recorder, trackers = held.enter_context(recording(job, built, simulation, state, info, saved))

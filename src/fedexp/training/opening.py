@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedexp.training.provenance import begin_span
 from fedexp.training.simulation import Simulation, Stage, State
 
 log = logging.getLogger("fedexp")
+EARLY_LINES = 1000  # that are kept for run.log until it is opened
 NEW_LEVELS = 3  # folders above a run directory that a command makes: outputs/<date>/<time>, multirun/<sweep>/<job>
 
 
@@ -157,15 +158,54 @@ class RunLog(logging.FileHandler):
             super().close()
 
 
+class EarlyLines(logging.Handler):
+    """What is logged of a run before its directory is made, the first lines of it, for its run.log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line as it reads now."""
+        if len(self._records) < EARLY_LINES:
+            record.msg, record.args = record.getMessage(), None
+            self._records.append(record)
+
+    def hand_over(self, handler: logging.Handler) -> None:
+        """Hand the lines to the handler that takes all later ones, each with the time at which it was logged."""
+        log.removeHandler(self)
+        for record in self._records:
+            handler.handle(record)
+        self._records.clear()
+
+
+def from_this_thread() -> Callable[[logging.LogRecord], bool]:
+    """Return a filter for the lines of one of the runs of a process, each of which has a thread."""
+    thread = threading.get_ident()
+    return lambda record: record.thread == thread
+
+
 @contextmanager
-def run_log(directory: Path) -> Iterator[None]:
-    """While the block runs, run.log takes what is logged."""
+def early_lines() -> Iterator[EarlyLines]:
+    """While the block runs, and until they are handed over, keep the lines that this thread logs."""
+    early = EarlyLines()
+    early.addFilter(from_this_thread())
+    log.addHandler(early)
+    try:
+        yield early
+    finally:
+        log.removeHandler(early)
+
+
+@contextmanager
+def run_log(directory: Path, early: EarlyLines) -> Iterator[None]:
+    """While the block runs, run.log takes what is logged, and first of all what was logged before."""
     path = directory / "run.log"
     with storage.storing(path):
         handler = RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    thread = threading.get_ident()  # several runs of a process have one each
-    handler.addFilter(lambda record: record.thread == thread)
+    handler.addFilter(from_this_thread())
+    early.hand_over(handler)
     log.addHandler(handler)
     rounds = logging.getLogger(console.ROUNDS_LOG)
     rounds.propagate = False  # not to the console
