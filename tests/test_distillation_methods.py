@@ -437,6 +437,12 @@ def test_fedalign_s_narrow_stage():
     params = dict(cnn.named_parameters())
     assert_close(cnn.slim(params, before, 1.0), after)
     assert_close(cnn.slim(params, before, 0.4), after[:, :8])  # 8 of 20: rounded to a multiple of 8
+    cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,), batch_norm=True).build((1, 8, 8), 4).double().train()
+    cnn.keeps_maps = True
+    before, after = cnn(random(5, 1, 8, 8)).maps
+    params = dict(cnn.named_parameters())
+    assert_close(cnn.slim(params, before, 1.0), after, 1e-10)  # its norms are still 1 and 0
+    assert_close(cnn.slim(params, before, 0.4), after[:, :8], 1e-10)
     net = BottleneckResNet(widths=(4, 8, 32), blocks=2).build((3, 16, 16), 4).double().train()
     net.keeps_maps = True
     before, after = net(random(5, 3, 16, 16)).maps
@@ -454,6 +460,8 @@ def test_fedalign_warns_where_it_does_not_work(caplog):
         make_simulation(
             FedAlign(mu=0.5, width=0.25, clip=1.0), model=BottleneckResNet(widths=(4, 8), blocks=1), sizes=(3, 4)
         )
+        normed = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), batch_norm=True)
+        make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=normed, sizes=(3, 4))
         assert not caplog.records
         make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0))
     assert "resnet56_bottleneck" in caplog.text

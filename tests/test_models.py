@@ -145,6 +145,27 @@ def test_mixes_examples_tells_the_truth(option):
     assert same is not spec.mixes_examples
 
 
+def test_cnn_with_batch_norm():
+    """Between each convolution, which has no bias, and its pooling; its statistics are those of the batch, then running
+    ones."""
+    spec = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(5,), batch_norm=True)
+    assert spec.mixes_examples
+    model = spec.build((1, 8, 8), 3).double().train()
+    assert not any(name.startswith("convolutions") and name.endswith("bias") for name in model.state_dict())
+    x = torch.randn(6, 1, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        expected = x
+        for convolution in model.convolutions:
+            maps = F.conv2d(expected, convolution.weight, padding=1)
+            mean, var = maps.mean((0, 2, 3), keepdim=True), maps.var((0, 2, 3), keepdim=True, correction=0)
+            expected = F.relu(F.max_pool2d((maps - mean) / (var + 1e-5).sqrt(), 2))
+        expected = model.classifier(F.relu(model.hidden[0](expected.flatten(1))))
+        torch.testing.assert_close(model(x).logits, expected)
+        first = F.conv2d(x, model.convolutions[0].weight, padding=1)
+        torch.testing.assert_close(model.norms[0].running_mean, 0.1 * first.mean((0, 2, 3)))
+        assert not torch.allclose(model.eval()(x).logits, expected)
+
+
 def test_resnet10_keeps_no_buffers_and_uses_batch_statistics_in_evaluation():
     model = load("resnet10").build(CIFAR, 10).double()
     assert not list(model.buffers())

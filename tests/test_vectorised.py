@@ -19,9 +19,9 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised import clients as clients_module
-from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
+from fedexp.engine.vectorised import stacked as stacked_module
 from fedexp.engine.vectorised.clients import Clients, Job
 from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
@@ -132,14 +132,14 @@ def test_gradients_of_each_example_of_each_client(channels):
     ids=str,
 )
 def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypatch):
-    calls = Calls(convolution.convolve)
-    monkeypatch.setattr(convolution, "convolve", calls)
+    calls = Calls(stacked_module.convolve)
+    monkeypatch.setattr(stacked_module, "convolve", calls)
     x, weight, bias = normal(3, 2, 4, 7, 7), normal(3, *shape), normal(3, shape[0])
     function = partial(F.conv2d, **options)
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with convolution._Replaced("streams"):
+        with stacked_module._Replaced("streams"):
             return function(*inputs)
 
     torch.testing.assert_close(value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11)
@@ -148,8 +148,8 @@ def test_only_plain_convolutions_are_taken_apart(shape, options, taken, monkeypa
 
 def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
-    calls = Calls(convolution.convolve)
-    monkeypatch.setattr(convolution, "convolve", calls)
+    calls = Calls(stacked_module.convolve)
+    monkeypatch.setattr(stacked_module, "convolve", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
     net, shared = StackedNetwork(FunctionalNetwork(module, "fp64"), "streams"), dict(module.named_parameters())
     stacked = {name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()}
@@ -163,8 +163,8 @@ def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
 
 @every_algorithm
 def test_engine_with_streams_is_the_sequential_one(algorithm, monkeypatch):
-    calls = Calls(convolution.convolve)
-    monkeypatch.setattr(convolution, "convolve", calls)
+    calls = Calls(stacked_module.convolve)
+    monkeypatch.setattr(stacked_module, "convolve", calls)
     simulation = make_simulation(algorithm, model=DEEP)
     state = play(simulation, 1)
     expected, one_by_one = (

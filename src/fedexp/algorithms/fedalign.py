@@ -29,6 +29,7 @@ from fedexp.models import Staged
 
 log = logging.getLogger("fedexp")
 ITERATIONS, SMALLEST = 10, 1e-12
+NORMED = "model=resnet56_bottleneck or model.batch_norm=true"
 
 
 def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -48,7 +49,7 @@ def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True, kw_only=True)
 class FedAlign(FedAvg):
     inputs = ("images",)
-    hint = "it hardly learns with a last stage without batch norm; use model=resnet56_bottleneck"
+    hint = f"it hardly learns with a last stage without batch norm; use {NORMED}"
 
     mu: float  # weight of the smoothing relative to the cross-entropy, >= 0
     width: float  # of the narrow last stage
@@ -66,7 +67,7 @@ class FedAlign(FedAvg):
                 "(the paper's) or a cnn"
             )
         if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
-            log.warning("FedAlign hardly learns with a last stage without batch norm; use model=resnet56_bottleneck")
+            log.warning("FedAlign hardly learns with a last stage without batch norm; use %s", NORMED)
         module.keeps_maps = True
         return module
 

@@ -20,7 +20,6 @@ class CNN(Model):
     The fully connected part adapts to the image size.
     """
 
-    mixes_examples: ClassVar[bool] = False  # no layer looks across the batch
     vectorises: ClassVar[bool] = True  # torch.func.vmap knows all layers
     has_neurons: ClassVar[bool] = True  # hidden_activations
 
@@ -31,6 +30,8 @@ class CNN(Model):
     unit_features: int | None = None
     """D: one more layer without ReLU, whose outputs are put onto the unit sphere of D dimensions and are the features
     (FedNTD appendix N, whose network is not printed); None: there is no such layer."""
+    batch_norm: bool = False
+    """Batch norm (Ioffe and Szegedy, ICML 2015) after each convolution, which then has no bias."""
 
     def __post_init__(self) -> None:
         for key, widths in (("model.channels", self.channels), ("model.hidden", self.hidden)):
@@ -39,6 +40,11 @@ class CNN(Model):
         require(unit is None or unit >= 2, "model.unit_features", unit, "at least 2, or null")
         require(self.kernel >= 1, "model.kernel", self.kernel, "at least 1")
         require(0 <= self.padding < self.kernel, "model.padding", self.padding, "at least 0 and less than model.kernel")
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Tell whether a layer looks across the batch: batch norm does, no other layer."""
+        return self.batch_norm
 
     @property
     def smallest_image(self) -> int:
@@ -73,9 +79,11 @@ class CNNModule(nn.Module):
         width, *size = shape
         self.convolutions = nn.ModuleList()
         for out in spec.channels:
-            self.convolutions.append(nn.Conv2d(width, out, spec.kernel, padding=spec.padding))
+            bias = not spec.batch_norm
+            self.convolutions.append(nn.Conv2d(width, out, spec.kernel, padding=spec.padding, bias=bias))
             size = [(side + 2 * spec.padding - spec.kernel + 1) // 2 for side in size]
             width = out
+        self.norms = nn.ModuleList(nn.BatchNorm2d(out) if spec.batch_norm else nn.Identity() for out in spec.channels)
         width *= size[0] * size[1]
         self.hidden = nn.ModuleList()
         for out in spec.hidden:
@@ -94,8 +102,9 @@ class CNNModule(nn.Module):
     def _convolved(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return input and output of the last convolution with its pooling and ReLU."""
         before = x
-        for convolution in self.convolutions:
-            before, x = x, pooled_convolution(convolution, x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            plain = isinstance(norm, nn.Identity)
+            before, x = x, pooled_convolution(convolution, x) if plain else pooled(norm(convolution(x)))
         return before, x
 
     def _connected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -109,9 +118,12 @@ class CNNModule(nn.Module):
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
         """Apply the last convolution with fewer output channels (see models.Staged)."""
         name = f"convolutions.{len(self.convolutions) - 1}"
-        channels = slim_channels(len(params[f"{name}.bias"]), width)
-        weight, bias = (params[f"{name}.{kind}"][:channels] for kind in ("weight", "bias"))
-        return pooled(F.conv2d(x, weight, bias, padding=self.padding))
+        channels = slim_channels(len(params[f"{name}.weight"]), width)
+        if f"{name}.bias" in params:
+            weight, bias = (params[f"{name}.{kind}"][:channels] for kind in ("weight", "bias"))
+            return pooled(F.conv2d(x, weight, bias, padding=self.padding))
+        x = F.conv2d(x, params[f"{name}.weight"][:channels], padding=self.padding)
+        return pooled(F.batch_norm(x, None, None, training=True))
 
     def forward(self, x: torch.Tensor) -> Output:
         maps = self._convolved(x)

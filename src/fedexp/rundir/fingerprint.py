@@ -46,6 +46,7 @@ NEUTRAL = {
     "cohorts.path": None,
     "model.weights": None,
     "model.unit_features": None,
+    "model.batch_norm": False,
     "model.lora._target_": "fedexp.models.lora.LoRA",
     "model.lora.rank": 0,
     "model.lora.alpha": None,
