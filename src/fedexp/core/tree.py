@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 Tree = Any
@@ -51,8 +52,9 @@ def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
 
 
 def squared_distance(a: Params, b: Params) -> torch.Tensor:
-    """Return ||a - b||_2^2 over all entries of two trees of parameters; a scalar."""
-    return torch.stack([((a[k] - b[k]) ** 2).sum() for k in a]).sum()
+    """Return ||a - b||_2^2 over all entries of two trees of parameters; a scalar. By one operation with its gradient:
+    subtraction and square apart cost up to three times as much."""
+    return torch.stack([F.mse_loss(a[k], b[k], reduction="sum") for k in a]).sum()
 
 
 def dot(a: Params, b: Params) -> torch.Tensor:
