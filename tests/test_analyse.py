@@ -239,7 +239,7 @@ def test_other_features_than_two_are_said(toy):
 
 SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu",
          "hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "tracker=none", "rounds=2",
-         "keep_local_models=[2]", "checkpoint_interval=1"]  # fmt: skip
+         "keep_local_models=[2]", "checkpoint_interval=1", "local.batch_size=60"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

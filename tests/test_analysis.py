@@ -301,6 +301,7 @@ def test_local_training_accuracy_is_that_of_the_clients_examples():
 
 SMALL = ["local.epochs=2", "num_clients=4", "participation=0.5", "alpha=1", "tracker=none", "figures=false"]
 SMALL += ["hardware.engine=sequential", "hardware.threads=1", "model.channels=[4]", "model.hidden=[8]"]
+SMALL += ["local.batch_size=60"]  # six steps a client and pass
 ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs]"
 
 

@@ -19,7 +19,7 @@ from fedexp.training.deadline import Deadline
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = ["local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false",
          "hardware.engine=sequential", "hardware.threads=1",
-         "participation=0.5", "model.channels=[4]", "model.hidden=[8]"]  # fmt: skip
+         "participation=0.5", "model.channels=[4]", "model.hidden=[8]", "local.batch_size=120"]  # fmt: skip
 
 
 @pytest.fixture

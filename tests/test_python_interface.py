@@ -28,7 +28,7 @@ from toy_federation import SETTINGS
 ROOT = Path(__file__).parents[1]
 SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu"]
 SMALL += ["hardware.engine=sequential", "hardware.threads=1", "hardware.precision=fp64", "checkpoint_interval=1"]
-SMALL += ["tracker=none"]
+SMALL += ["tracker=none", "local.batch_size=60"]  # three steps a client
 
 
 def train(directory: Path, *overrides: str) -> fedexp.Run:

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 # A federation that trains a round in a tenth of a second; and with a small model, in less.
 FEDERATION = ("num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false")
 FEDERATION = (*FEDERATION, "hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "checkpoint_interval=1")
-SMALL = (*FEDERATION, "model.channels=[4]", "model.hidden=[8]")
+SMALL = (*FEDERATION, "model.channels=[4]", "model.hidden=[8]", "local.batch_size=60")  # three steps a client
 
 # An algorithm that fails.
 ALGORITHM = """

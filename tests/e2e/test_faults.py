@@ -24,7 +24,7 @@ from fedexp.rundir import checkpoint
 from fedexp.rundir.lock import LOCK, OWNER, occupied
 from fedexp.training.recorder import Recorder
 
-RUN = ("algorithm=scaffold", "rounds=4", "local.batch_size=200", *SMALL)  # one step a client
+RUN = ("algorithm=scaffold", "rounds=4", *SMALL, "local.batch_size=200")  # one step a client
 
 
 @pytest.fixture(scope="module")

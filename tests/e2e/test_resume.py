@@ -17,7 +17,7 @@ from fedexp.cli.multirun import failed
 from fedexp.core import storage
 from fedexp.training import job
 
-RUN = ("algorithm=scaffold", "rounds=2", "local.batch_size=200", *SMALL)  # one step a client
+RUN = ("algorithm=scaffold", "rounds=2", *SMALL, "local.batch_size=200")  # one step a client
 
 
 @pytest.fixture(scope="module")
