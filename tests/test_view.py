@@ -258,13 +258,14 @@ def test_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "page.html"]
 
 
-@pytest.mark.parametrize("case", ["missing", "empty", "unwritable"])
+@pytest.mark.parametrize("case", ["missing", "a file", "empty", "unwritable"])
 def test_bad_input(case, tmp_path, capsys):
     sweep = write_sweep(tmp_path / "sweeps" / "mine", seeds=1, alphas=["1"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     arguments, message = {
         "missing": ([str(tmp_path / "sweeps/mien")], "mien: no such directory (nearest: 'mine')"),
+        "a file": ([str(next(sweep.glob("*/rounds.csv")))], "rounds.csv: is not a directory"),
         "empty": ([str(tmp_path / "empty")], "empty: neither a run nor a directory of runs"),
         "unwritable": ([str(sweep), "--out", str(tmp_path / "taken")], "taken: cannot be written (Is a directory)"),
     }[case]
