@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.former_names import names
 from fedexp.rundir import format_1, origin
 from fedexp.rundir.fingerprint import data_marks, essential, fingerprint, former_hash, group_name, short_hash
+from fedexp.training import provenance
 from fedexp.training.resuming import check_resume
 from toy_federation import CONF, composed, make_simulation
 
@@ -234,3 +236,31 @@ def test_what_a_directory_notes(tmp_path):
         origin.check_data(tmp_path, replace(data, y_train=labels))
     (tmp_path / "fingerprint.json").write_text("[")
     origin.check_data(tmp_path, data)  # of which nothing is known
+
+
+# --- the commit
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_the_commit_of_a_checkout_is_noted(tmp_path, monkeypatch):
+    """Of the checkout that the package lies in, with a `+` where a file of it has changed; of no other one."""
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+
+    def git(*words: str, at: Path = tmp_path) -> str:
+        return subprocess.run(["git", *who, *words], cwd=at, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert Path(__file__).parents[1] == provenance.ROOT
+    if (provenance.ROOT / ".git").exists():
+        assert provenance.commit.__wrapped__().removesuffix("+") == git("rev-parse", "HEAD", at=provenance.ROOT)
+    git("init")
+    (tmp_path / "file").write_text("first")
+    git("add", "file")
+    git("commit", "-m", "one")
+    head = git("rev-parse", "HEAD")
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert provenance.commit.__wrapped__() == head
+    (tmp_path / "file").write_text("changed")
+    assert provenance.commit.__wrapped__() == f"{head}+"
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.setattr(provenance, "ROOT", tmp_path / "site-packages")
+    assert provenance.commit.__wrapped__() is None

@@ -224,7 +224,9 @@ def test_a_sweep_together_has_the_files_of_one_job_after_another(tmp_path, monke
             lines = (each / "run.log").read_text()
             assert lines.count("partition=") == 1  # its own lines alone
             assert lines.count("prepared with") == 1
-            assert lines.splitlines()[0].endswith(f"INFO prepared with seed {seed}")  # logged before it was opened
+            first, second = lines.splitlines()[:2]  # logged before it was opened
+            assert first.endswith(f"INFO job {each.name}")
+            assert second.endswith(f"INFO prepared with seed {seed}")
         assert json.loads((other / "summary.json").read_text())["status"] == "completed"
     capsys.readouterr()
     assert sweep(*grid, "hydra.sweep.dir=together", "hardware.jobs_together=2") == 0

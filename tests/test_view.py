@@ -258,13 +258,14 @@ def test_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "page.html"]
 
 
-@pytest.mark.parametrize("case", ["missing", "empty", "unwritable"])
+@pytest.mark.parametrize("case", ["missing", "a file", "empty", "unwritable"])
 def test_bad_input(case, tmp_path, capsys):
     sweep = write_sweep(tmp_path / "sweeps" / "mine", seeds=1, alphas=["1"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     arguments, message = {
         "missing": ([str(tmp_path / "sweeps/mien")], "mien: no such directory (nearest: 'mine')"),
+        "a file": ([str(next(sweep.glob("*/rounds.csv")))], "rounds.csv: is not a directory"),
         "empty": ([str(tmp_path / "empty")], "empty: neither a run nor a directory of runs"),
         "unwritable": ([str(sweep), "--out", str(tmp_path / "taken")], "taken: cannot be written (Is a directory)"),
     }[case]
@@ -307,6 +308,8 @@ def shown(tmp_path_factory):
     (sweep / "broken/summary.json").write_text(json.dumps({"status": "failed", "error": NASTY}))
     (sweep / "broken/error.txt").write_text(NASTY)
     add_augmented(sweep / "fedavg_0.1_0")
+    summary = sweep / "fedntd_0.1_1/summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"personal_accuracy": 0.8125}))
     assert main([str(sweep)]) == 0
     with chromium() as page:
         page.look(1200, 900)
@@ -342,6 +345,15 @@ class TestInABrowser:
         assert len(texts(shown, "#results tbody tr")) == 6
         assert [address.split(":")[0] for address in shown.requests] == ["file"]
         assert shown.errors == []
+
+    def test_the_personal_accuracy_of_a_run_is_beside_its_accuracy(self, shown):
+        """Where a run of the page has one; other columns that no run has are left out."""
+        heads = texts(shown, "#runs thead th")
+        assert "validation" not in heads
+        column = heads.index("personal")
+        cells = texts(shown, f"#runs tbody tr td:nth-child({column + 1})")
+        assert sorted(set(cells)) == sorted(["0.8125", "–"])
+        assert cells[texts(shown, "#runs button.link").index("fedntd_0.1_1")] == "0.8125"
 
     def test_hostile_text_is_text(self, shown):
         shown.run("[...document.querySelectorAll('#runs button.link')].find(b => b.textContent === 'broken').click()")

@@ -87,9 +87,13 @@ def assert_fails(answer, *words: str) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk(fedexp, tmp_path, whole, disk):
-    """It has room for two and a half checkpoints with their clients' states; with more room the run goes on."""
-    each = (whole / "checkpoint/latest.pt").stat().st_size
-    size = 2.5 * each + 4 * max(path.stat().st_size for path in whole.glob("checkpoint/clients/*"))
+    """Beside the other files, it has room for two and a half checkpoints with their clients' states; with more room the
+    run goes on."""
+    page = resource.getpagesize()  # a file takes whole ones
+    taken = {path: -(-path.stat().st_size // page) * page for path in whole.rglob("*") if path.is_file()}
+    others = sum(size for path, size in taken.items() if "checkpoint" not in path.relative_to(whole).parts)
+    states = 4 * max(taken[path] for path in whole.glob("checkpoint/clients/*"))
+    size = others + 2.5 * taken[whole / "checkpoint/latest.pt"] + states
     disk(f"size={int(size)}")
     run = tmp_path / "disk/run"
     answer = fedexp(*RUN, "hydra.run.dir=disk/run")

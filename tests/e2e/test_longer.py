@@ -41,6 +41,17 @@ def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path
     assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
 
 
+def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
+    """The rates of two rounds there are 0.05 and 0.025; the first two of four rounds would be 0.05 and 0.0427."""
+    assert fedexp(*RUN, "rounds=2", "local.schedule=cosine", "hydra.run.dir=run").code == 0
+    rates = pd.read_csv(tmp_path / "run/rounds.csv")["lr"].iloc[1:]
+    assert rates.to_list() == pytest.approx([0.05, 0.025], abs=1e-12)
+    before = (tmp_path / "run/config.yaml").read_bytes()
+    answer = fedexp("resume=run", "rounds=4")
+    assert (answer.code, "local.schedule=cosine, whose learning rates are those of 2 rounds" in answer.err) == (2, True)
+    assert (tmp_path / "run/config.yaml").read_bytes() == before
+
+
 @pytest.mark.slow
 def test_rounds_that_a_run_cannot_be_given_are_refused(fedexp, tmp_path):
     assert fedexp(*RUN, "rounds=2", "hydra.run.dir=run").code == 0

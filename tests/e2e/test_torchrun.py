@@ -108,7 +108,7 @@ class Pair:
 
     def end(self) -> tuple[list[int], list[str]]:
         """Exit codes and what was printed; both processes must come to an end by themselves."""
-        return [process.wait(timeout=60) for process in self.processes], [path.read_text() for path in self.logs]
+        return [process.wait(timeout=240) for process in self.processes], [path.read_text() for path in self.logs]
 
 
 @pytest.fixture

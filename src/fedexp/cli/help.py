@@ -32,7 +32,7 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   hardware.precision=fp32         fp32, tf32, bf16, fp64    hardware.engine=auto    sequential, workers, vectorised
   hardware.workers=2              processes                 hardware.threads=1      CPU threads of each
   figures=false                   no pictures at the end    profile=true            trace of one round
-  eval_interval=1                 evaluate every n rounds   test_views=[plain,augmented]   see README
+  eval_interval=1                 evaluate every n rounds   test_views=[plain,augmented]   two tests
   validation.fraction=0.1         held out of training      evaluate_on=both        or validation, test
   stop.patience=10                rounds without progress   stop.minutes=30         then the run is saved
   data_dir=data                   or the variable FEDEXP_DATA; where data sets lie or are downloaded to

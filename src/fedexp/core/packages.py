@@ -1,8 +1,8 @@
-"""Advice on installing a package that is not there, for messages."""
+"""The checkout that this code lies in, if any, and advice on installing a package that is not there, for messages."""
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]  # of a checkout
+ROOT = Path(__file__).resolve().parents[3]  # of a checkout, where it is one
 
 
 def how_to_install(extra: str) -> str:

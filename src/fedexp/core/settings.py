@@ -14,6 +14,7 @@ GLOBAL, PERSONAL = "global", "personal"  # whose models are tested (`evaluate`)
 
 OPTIMIZERS = ("sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta")  # of clients
 SCHEDULES = ("exponential", "constant", "step", "cosine")  # of the clients' learning rate, from round to round
+SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)  # those in which the rate of a round depends on the number of all rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,6 @@ class LocalTraining:
         require(self.step_rounds >= 1, "local.step_rounds", self.step_rounds, "at least 1")
         require(0 <= self.lr_min <= self.lr, "local.lr_min", self.lr_min, f"at least 0 and at most local.lr={self.lr}")
         require(self.warmup >= 0, "local.warmup", self.warmup, "at least 0 (rounds)")
-
-    @property
-    def lr_depends_on_rounds(self) -> bool:
-        """Return whether the learning rate of a round depends on the number of all rounds."""
-        return self.schedule == "cosine"
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         """Return the learning rate of round 1, 2, ... (of a task), which is constant within a round.

@@ -1,7 +1,7 @@
 """More rounds for a run that was begun with fewer, or another `stop`: `fedexp resume=<dir> rounds=300`.
 
-No rule of an algorithm or of the learning rate looks at the last round, so that the rounds of such a run are those of
-one with 300 rounds from the start. What differs is said by `notes`.
+No rule of an algorithm looks at the last round, nor does a learning rate but that of `local.schedule=cosine`, which is
+refused. So the rounds of such a run are those of one with 300 rounds from the start. What differs is said by `notes`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.settings import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.data.partition import later_partitions
 from fedexp.rundir.reader import RunDirectory
 
@@ -45,6 +46,11 @@ def check(directory: Path, before: Mapping[str, Any], container: Mapping[str, An
             raise ConfigError(f"{given}: a run of several tasks keeps its rounds of a task ({had})")
         if run.last_round is not None and isinstance(rounds, int) and rounds < run.last_round:
             raise ConfigError(f"{given}: the run there is at round {run.last_round} already; more can be asked for")
+        if (schedule := (before.get("local") or {}).get("schedule")) in SCHEDULES_OVER_ALL_ROUNDS:
+            raise ConfigError(
+                f"{given}: the run there has local.schedule={schedule}, whose learning rates are those of {had} rounds "
+                "from the first round on; begin a new run with more rounds"
+            )
     if run.diverged:
         raise ConfigError(f"{given}: the run there has diverged")
     if (directory.parent / "multirun.yaml").is_file():

@@ -57,6 +57,8 @@ def train_run(job: Job) -> dict[str, Any]:
             (job.directory / elsewhere.NOTE).unlink(missing_ok=True)
         built = held.enter_context(on_a_gpu(built, job.place))
         job.deadline.check_start()  # the job may have waited for a GPU
+        if job.sweep is not None:
+            log.info("job %s", job.directory.name)
         prepared = prepare(built, job.place.cores, way_before(job.directory) if goes_on else None)
         if job.lockstep is not None:
             prepared = job.lockstep.join(prepared)

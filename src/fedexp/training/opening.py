@@ -159,7 +159,7 @@ class RunLog(logging.FileHandler):
 
 
 class EarlyLines(logging.Handler):
-    """What is logged of a run before its directory is made, the first lines of it, for its run.log."""
+    """Keeps the first lines that are logged of a run before its directory is made, for its run.log."""
 
     def __init__(self) -> None:
         super().__init__()

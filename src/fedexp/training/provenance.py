@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import fedexp
+from fedexp.core.packages import ROOT
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.training.simulation import State
@@ -74,15 +75,14 @@ def version(package: str) -> str:
 def commit() -> str | None:
     """Return the git commit of the fedexp checkout that runs, None when installed from a wheel; `+` = with local
     changes."""
-    source = Path(__file__).parent
 
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", *arguments], cwd=source, capture_output=True, text=True, check=True, timeout=10
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10
         ).stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) != source.parents[1]:
+        if Path(git("rev-parse", "--show-toplevel")) != ROOT:
             return None  # some other project's checkout holds the environment that fedexp is installed in
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):

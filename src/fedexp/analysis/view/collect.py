@@ -47,6 +47,8 @@ def runs_below(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
+            if path.exists():
+                raise ConfigError(f"{path}: is not a directory")
             siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
             raise ConfigError(f"{path}: no such directory{nearest(path.name, siblings)}")
         below = find_runs(path)

@@ -467,8 +467,8 @@ const searchable = data.runs.map((run, i) => [run.name, run.status, data.methods
 
 function drawRuns() {
   const column = (name) => numberCells(data.runs.map((run) => run.summary[name]));
-  const names = { accuracy: "accuracy", best_accuracy: "best", validation_accuracy: "validation", forgetting: "forgetting", rounds: "rounds", seconds: "seconds" };
-  if (!data.runs.some((run) => "validation_accuracy" in run.summary)) delete names.validation_accuracy;
+  const names = { accuracy: "accuracy", best_accuracy: "best", validation_accuracy: "validation", personal_accuracy: "personal", forgetting: "forgetting", rounds: "rounds", seconds: "seconds" };
+  for (const name of ["validation_accuracy", "personal_accuracy"]) if (!data.runs.some((run) => name in run.summary)) delete names[name];
   const numbers = Object.keys(names).map(column);
   const rows = data.runs.map((run, i) => ({ index: i, cells: [
     { text: run.name, class: "long", node: make("button", { type: "button", class: "link", onclick: (event) => { event.stopPropagation(); details(i); } }, run.name) },
