@@ -19,13 +19,14 @@ from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.types import RunMode
 from matplotlib import rc_params_from_file
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from fedexp.cli import launchers
 from fedexp.figures import style
-from quick_hydra import compose_once, load_config_once
+from quick_hydra import compose_once, deepcopy_quickly, load_config_once
 
+gc.disable()  # until all modules are imported and all tests collected, of which nothing is garbage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # What one test has timed (fedexp.engine.timed) the next one reads, but nothing of the user's own cache.
@@ -89,8 +90,10 @@ def quick_libraries() -> Iterator[None]:
         patch.setattr(launchers, "register", register_once)
         patch.setattr(ConfigRepository, "load_config", load_config_once)
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose_once)
+        patch.setattr(DictConfig, "__deepcopy__", deepcopy_quickly)
         gc.freeze()  # torch and its kin are some million objects, of which none is ever garbage
         gc.set_threshold(20_000, 20, 20)
+        gc.enable()
         patch.setattr(
             style, "OURS", dict(rc_params_from_file(style.OURS, use_default_template=False)) | {"savefig.dpi": 30}
         )

@@ -59,6 +59,7 @@ from toy_federation import (
     DRAWN,
     ENGINES,
     KEPT,
+    LARGER,
     LOCAL,
     LOSSES,
     ON_THE_SERVER,
@@ -369,7 +370,7 @@ def test_every_parameter_is_alive_in_some_row(cls):
 @rows(lambda row: not row.stops_gradient)
 def test_objective_has_the_gradient_of_finite_differences(row):
     """Along random directions, in round 3, away from the start, where distillation and penalties are not flat."""
-    simulation = row.simulation()
+    simulation = row.simulation(sizes=LARGER)
     state, algorithm, net = play(simulation, 2), simulation.algorithm, simulation.bench.net
     cohort, number = assemble(simulation, state, 3), -1
     generator = torch.Generator().manual_seed(3)

@@ -30,7 +30,7 @@ from test_continual import stream
 from test_vectorised import Closures, Traces, recording
 from toy_federation import HARDWARE, LOCAL, Noise, Normed, advance, make_simulation, play
 
-THREES = replace(LOCAL, batch_size=3)  # clients of 1, 3, 7, 12, 10: one without a step, partial batches of two
+THREES = replace(LOCAL, batch_size=3)  # clients of 1, 3, 7, 8, 6: one without a step, partial batches of two
 RESNETS = {
     "batch statistics": CifarResNet(widths=(4, 8)),
     "running statistics": Normed(),

@@ -112,7 +112,7 @@ ROWS = {row.name: pytest.param(row, marks=() if row in FIRST else pytest.mark.sl
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_needs_are_what_is_exchanged(row):
     """Of one client in round 3, in multiples of the model; `small` is less than a third of one here."""
-    simulation = row.simulation(local=PLAIN, augment=False)
+    simulation = row.simulation(local=PLAIN, augment=False, sizes=(1, 3, 4, 4, 2))
     needs, model = simulation.algorithm.needs, tree.num_bytes(simulation.initial)
     state = play(simulation, 2)
     result = play_round(simulation, state)

@@ -36,6 +36,7 @@ from toy_federation import (
     AUGMENTATION,
     ENGINES,
     HARDWARE,
+    LARGER,
     LOCAL,
     PLAIN,
     SETTINGS,
@@ -203,7 +204,7 @@ def test_bytes_are_those_of_the_parameters():
 # --- batch norm
 
 
-NORMED = {"model": Normed(), "local": replace(LOCAL, batch_size=3), "participation": 1.0}
+NORMED = {"sizes": LARGER, "model": Normed(), "local": replace(LOCAL, batch_size=3), "participation": 1.0}
 
 
 def norm_by_hand(simulation, schedule, start):
@@ -229,7 +230,7 @@ def test_running_statistics_are_averaged_like_parameters(weighting):
     result = play_round(simulation, state)
     locals_ = [norm_by_hand(simulation, schedule, before) for schedule in result.cohort.schedules]
     after = result.server["params"] | result.server["buffers"]
-    weights = np.array(SIZES if weighting == "examples" else [1] * 5) / (sum(SIZES) if weighting == "examples" else 5)
+    weights = np.array(LARGER if weighting == "examples" else [1] * 5) / (sum(LARGER) if weighting == "examples" else 5)
     for name, value in after.items():
         values = [one[name] for one in locals_]
         if name == "norm.num_batches_tracked":

@@ -18,7 +18,7 @@ from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
 from fedexp.training.rounds import play_round
-from toy_federation import LOCAL, PLAIN, Normed, advance, assemble, flat, make_simulation, play
+from toy_federation import LARGER, LOCAL, PLAIN, Normed, advance, assemble, flat, make_simulation, play
 
 SIZES = (7, 12, 10)
 PROTO = FedProto(lambda_=0.7)
@@ -195,7 +195,7 @@ FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distan
 def test_running_statistics_that_clients_keep_are_the_same_on_both_engines(algorithm):
     """Old clients and new ones in one cohort: three of five take part in each of four rounds."""
     states = [
-        play(make_simulation(algorithm, model=Normed(), participation=0.6, engine=engine), 4)
+        play(make_simulation(algorithm, model=Normed(), participation=0.6, engine=engine, sizes=LARGER), 4)
         for engine in ("sequential", "vectorised")
     ]
     assert_close(states[0].server, states[1].server, atol=1e-11)

@@ -28,6 +28,7 @@ from toy_federation import (
     KEPT,
     LOCAL,
     ON_THE_SERVER,
+    PAIR,
     STRUCTURE,
     advance,
     assemble,
@@ -213,7 +214,9 @@ def with_server(simulation, **options):
     return replace(simulation, server_optimizer=ServerOptimizer(**options))
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize(
+    "engine", [name if name in PAIR else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES], ids=str
+)
 def test_fedavg_is_sgd_with_lr_1_to_the_bit(engine):
     simulation = replace(make_simulation(), engine=ENGINES[engine])
     plain, stepped = (play(each).server["params"] for each in (simulation, with_server(simulation, optimizer="sgd")))

@@ -17,7 +17,7 @@ from fedexp.core import tree
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.sequential import load_start
-from toy_federation import LOCAL, Normed, assemble, broadcast, flat, make_simulation, play
+from toy_federation import LARGER, LOCAL, Normed, assemble, broadcast, flat, make_simulation, play
 
 
 def assert_close(actual, expected, atol=1e-12):
@@ -253,7 +253,7 @@ def test_fedfomo_tests_the_average_of_all_clients_models():
 
 
 def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
-    simulation = make_simulation(fomo(epsilon=0.0), participation=1.0)
+    simulation = make_simulation(fomo(epsilon=0.0), participation=1.0, sizes=LARGER)
     state, algorithm = play(simulation, 2), simulation.algorithm
     cohort = assemble(simulation, state, 3)
     lr = simulation.bench.local.lr_at(3)

@@ -13,7 +13,7 @@ from fedexp.data.partition import IID, Partition, Sharding
 from fedexp.data.partition_lda import LDA
 from fedexp.metrics.forgetting_metric import InOutLocal
 from fedexp.metrics.history import load_history
-from toy_federation import Ragged, composed, make_simulation, play
+from toy_federation import LARGER, Ragged, composed, make_simulation, play
 
 LABELS = np.array([0] * 10 + [1] * 5 + [0] * 3)
 TWO = Partition.build([np.arange(15), np.arange(15, 18)], LABELS, 3, {})  # client 1 holds class 0 alone
@@ -75,7 +75,7 @@ def test_what_holds_in_a_round():
 
 def test_stages_of_a_simulation():
     """Clients of 1, 3, 7, 12 and 10 examples until round 1; equal ones in round 2, and in round 3 without class 0."""
-    simulation = make_simulation(schedule=schedule([(2, IID())], [(3, {0: 0.0})]), public=0.1, rounds=4)
+    simulation = make_simulation(schedule=schedule([(2, IID())], [(3, {0: 0.0})]), public=0.1, rounds=4, sizes=LARGER)
     sizes = [[len(part) for part in simulation.stage_of(n).federation.parts] for n in (1, 2, 3, 4)]
     assert sorted(sizes[0]) == [1, 3, 7, 10, 12]
     assert sizes[1] == [7] * 5  # 40 examples, four of them public, floor(36 / 5) each

@@ -266,7 +266,7 @@ def test_feddyn_alpha_of_each_client():
     simulation = make_simulation(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
     for client, part in enumerate(simulation.stages[0].federation.parts):
         plan = simulation.algorithm.host_plan(simulation.stages[0].federation, client, np.random.default_rng(0))
-        assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 33))  # n_k K / n, with n = 1 + 3 + 7 + 12 + 10
+        assert_close(plan["alpha"], 0.3 / (len(part) * 5 / 25))  # n_k K / n, with n = 1 + 3 + 7 + 8 + 6
 
 
 # --- FedCurv

@@ -22,7 +22,7 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.settings import LocalTraining
 from fedexp.models import Output
-from toy_federation import ENGINES, assemble, broadcast, describe, flat, make_simulation, play
+from toy_federation import ENGINES, LARGER, assemble, broadcast, describe, flat, make_simulation, play
 
 SGD = LocalTraining(epochs=1, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=1.0, momentum=0.9, weight_decay=0.01)
 
@@ -164,7 +164,7 @@ def test_fedssd_s_loss_by_loops():
 
 def test_fedssd_believes_the_model_that_is_sent():
     """In round 1 nothing; then the accuracies of each global model on the public examples, counted one by one."""
-    simulation = make_simulation(FedSSD(m_max=1.0, threshold=0.0), public=0.2)
+    simulation = make_simulation(FedSSD(m_max=1.0, threshold=0.0), public=0.2, sizes=LARGER)
     assert simulation.initial_state().server["credibility"].tolist() == [0, 0, 0, 0]
     server, public = play(simulation, 2).server, simulation.stages[0].public
     x, y = public.take(np.arange(len(public)))

@@ -31,7 +31,7 @@ from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
 from fedexp.training.probing import probes_of
 from test_algorithms import EveryHook, SignDescent, train
-from toy_federation import LOCAL, advance, assemble, make_simulation, play, play_round
+from toy_federation import LARGER, LOCAL, advance, assemble, make_simulation, play, play_round
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))  # the second convolution needs the gradient of its input
@@ -301,7 +301,7 @@ class Clients0:
 )
 def test_images_of_several_steps_are_loaded_at_once(load_bytes, runs, monkeypatch):
     """Images of 6 x 6 pixels in float64, batches of 4; clients of 1, 3, 7, 12, 10 examples for 2 epochs."""
-    simulation = make_simulation(NTD, participation=1.0)
+    simulation = make_simulation(NTD, participation=1.0, sizes=LARGER)
     state = play(simulation, 1)
     expected = train(Vectorised(), simulation, state)
     monkeypatch.setattr(clients_module, "LOAD_BYTES", load_bytes)

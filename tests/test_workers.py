@@ -17,7 +17,7 @@ from fedexp.engine.processes.channel import Channel, Parcel
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
-from toy_federation import PROCESS, assemble, make_simulation
+from toy_federation import LARGER, PROCESS, assemble, make_simulation
 
 
 def pair():
@@ -174,7 +174,7 @@ def test_workers_can_vectorise_their_shares():
 
 def test_shares_are_even():
     """Steps of 2, 2, 4, 6 (sizes 1, 3, 7, 12 or 10, batches of 4, two epochs) make 6 + 2 and 4 + 2 or the like."""
-    simulation = make_simulation()
+    simulation = make_simulation(sizes=LARGER)
     cohort = assemble(simulation, simulation.initial_state(), 1)
     shares = cohort.shares(2)
     assert sorted(shares[0] + shares[1]) == list(range(4))

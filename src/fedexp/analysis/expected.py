@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fedexp.config.options import conf_directory
+from fedexp.config.options import LOADER, conf_directory
 
 if TYPE_CHECKING:
     pass
@@ -43,4 +43,4 @@ def expected(experiment: str) -> dict[str, int | None]:
     path = conf_directory() / "experiment" / f"{experiment}.yaml"
     if not experiment or not path.is_file():
         return {}
-    return yaml.safe_load(path.read_text(encoding="utf-8")).get("expected") or {}
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER).get("expected") or {}

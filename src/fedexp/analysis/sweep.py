@@ -23,6 +23,7 @@ from fedexp.analysis.rules import Rule, read_rule
 from fedexp.config.options import list_options
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.core.yaml_files import load_fast
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
 
@@ -123,7 +124,7 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         raise ConfigError(f"sweep={name}: no such sweep{nearest(name, options)}; sweeps: {', '.join(options)}")
     try:
         text = paths[0].read_text(encoding="utf-8")
-        spec = yaml.safe_load(text)
+        spec = load_fast(text)
         blocks = tuple(read_block(block) for block in spec["blocks"])
         title, rule = text.splitlines()[0].lstrip("# "), read_rule(spec.get("report", {}))
         readings = {str(other): str(label or "") for other, label in spec.get("readings", {}).items()}

@@ -13,9 +13,11 @@ import yaml
 
 from fedexp.core.errors import ConfigError
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LIMIT = 10_000  # values that a file with aliases may stand for
 DEEPEST = 200  # brackets within each other
 BRACKET = re.compile(r"[][{}]")
+DEEP = re.compile(r"^[-? \t]{200}", re.MULTILINE)
 
 
 def load(text: str) -> Any:
@@ -26,6 +28,13 @@ def load(text: str) -> Any:
     if "&" in text and "*" in text and size(yaml.compose(text, Loader=yaml.SafeLoader), {}) > LIMIT:
         raise yaml.YAMLError(f"its aliases stand for more than {LIMIT:,} values")
     return yaml.safe_load(text)
+
+
+def load_fast(text: str) -> Any:
+    """Return the values, by the fast parser, unless aliases may make them many, or deep nesting may end the process.
+    Raises as `load` does."""
+    aliases, deep = "&" in text and "*" in text, text.count("[") + text.count("{") > 500 or DEEP.search(text)
+    return load(text) if aliases or deep else yaml.load(text, Loader=LOADER)
 
 
 def depth(text: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations  # pandas takes long to import
 import io
 import json
 import math
-import re
 import stat
 import warnings
 from collections.abc import Callable, Iterable
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from fedexp.core import yaml_files
+from fedexp.core.yaml_files import LOADER as LOADER
+from fedexp.core.yaml_files import load_fast
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-DEEP = re.compile(r"^[-? \t]{200}", re.MULTILINE)
 EMPTY = "is empty"
 LENGTH = 150  # characters of a reason that are shown
 
@@ -58,16 +56,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_yaml(path: Path) -> Any:
     """Return the plain values that a .yaml file holds. Raises Damaged, also where the last line has no end."""
     text = read_text(path)
-    content = parsed(text, load_yaml, "yaml")
+    content = parsed(text, load_fast, "yaml")
     if not text.endswith("\n"):
         raise Damaged("ends in the middle of a line")
     return content
-
-
-def load_yaml(text: str) -> Any:
-    """Parse yaml: by the fast parser, unless aliases may make the values many, or deep nesting may end the process."""
-    aliases, deep = "&" in text and "*" in text, text.count("[") + text.count("{") > 500 or DEEP.search(text)
-    return yaml_files.load(text) if aliases or deep else yaml.load(text, Loader=LOADER)
 
 
 def parsed(text: str, parse: Callable[[str], Any], kind: str) -> Any:
