@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedexp.cli.arguments import together
 from fedexp.core.errors import ConfigError
 from fedexp.data.partition import IID, Sharding
 from fedexp.data.partition_flower import Flower
 from fedexp.data.partition_lda import LDA
 from fedexp.rundir.fingerprint import data_marks
 from test_datasets import load
+from toy_federation import composed
 
 PAIRS = np.random.default_rng(0).integers(0, 10, 2000)
 
@@ -163,3 +165,19 @@ def test_shards_and_iid_are_as_skewed_as_flower_s(flower):
         held = (scheme.split(PAIRS, 10, np.random.default_rng(0)).counts > 0).sum(1)
         assert held.max() == 2
     assert mean_share(IID(), range(20)) == pytest.approx(mean_share(Flower(name="IidPartitioner"), range(20)), abs=0.02)
+
+
+@pytest.mark.parametrize("written", ["partition.options={alpha: 0.5}", "partition.options.alpha=0.5"])
+def test_options_of_a_partitioner_are_taken_from_the_command_line(written):
+    """Its yaml has no key of any partitioner, and Hydra refuses keys that it does not know."""
+    asked = ["partition=flower", "partition.name=DirichletPartitioner", written]
+    assert composed(*together(asked)).partition.options == {"alpha": 0.5}
+
+
+def test_options_of_a_surrogate_set_are_taken_from_the_command_line():
+    asked = ["surrogate.dataset=image_folder", "surrogate.options={root: photos}", "surrogate.options.size=8"]
+    assert composed(*together(asked)).surrogate.options == {"root": "photos", "size": 8}
+
+
+def test_options_of_a_partitioner_are_no_keys_of_another_partition():
+    assert together(["partition=lda", "partition.options.alpha=0.5"])[1] == "partition.options.alpha=0.5"

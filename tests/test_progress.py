@@ -211,6 +211,19 @@ def test_result_of_a_stream_of_tasks():
     ]
 
 
+def test_result_of_clients_models_of_their_own():
+    console = Console(file=io.StringIO(), width=80)
+    own = {"personal_accuracy": 0.75, "personal_accuracy_worst": 0.5, "personal_accuracy_std": 0.1}
+    result_table(SUMMARY | own | {"personal_forgetting": 0.0625}, [], console)
+    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("personal")]
+    assert [line.split("  ")[0] for line in lines] == [
+        "personal accuracy",
+        "personal accuracy worst",
+        "personal forgetting",
+    ]
+    assert [line.split()[-1] for line in lines] == ["0.7500", "0.5000", "0.0625"]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_result_in_a_terminal_is_as_wide_as_it(width):
     console = terminal(width)

@@ -12,6 +12,8 @@ from fedexp.config.overrides import key_of, read_overrides
 from fedexp.core.errors import ConfigError, nearest
 
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
+# Mappings whose keys are those of something else, and the choice with which each is there (None: always).
+OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 
 
 def config_directories(arguments: list[str]) -> list[Path]:
@@ -79,7 +81,16 @@ def together(overrides: list[str]) -> list[str]:
     `tracker=several`; likewise `analysis=[a,b]`."""
     for group in SEVERAL:
         overrides = several(overrides, group)
-    return overrides
+    return [f"++{o}" if adds_to_a_mapping(o, overrides) else o for o in overrides]
+
+
+def adds_to_a_mapping(override: str, overrides: list[str]) -> bool:
+    """Return whether an override sets keys of a mapping that has none in conf/: Hydra adds them where it begins with
+    `++` only."""
+    return any(
+        override.startswith((f"{name}=", f"{name}.")) and (choice is None or choice in overrides)
+        for name, choice in OPEN.items()
+    )
 
 
 def several(overrides: list[str], group: str) -> list[str]:

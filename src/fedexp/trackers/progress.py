@@ -214,7 +214,8 @@ def _result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     tasks = [(name, key) for name, key in TASK_ROWS.items() if key in summary]
     second = [(f"{name}, augmented", f"{name}_augmented") for name in ("accuracy", "forgetting")]
     held_out = ("validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting")
-    second += [(name.replace("_", " "), name) for name in held_out]
+    own = ("personal_accuracy", "personal_accuracy_worst", "personal_forgetting")
+    second += [(name.replace("_", " "), name) for name in (*held_out, *own)]
     tested = "validation_accuracy" not in summary or "accuracy" in summary
     tests = ("accuracy", "best_accuracy", "forgetting", "round_forgetting") if tested else ()
     targets = summary.get("rounds_to_target") or {}
