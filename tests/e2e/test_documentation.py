@@ -62,6 +62,7 @@ EXAMPLES = {
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
     "fedexp analyse <dir> <kind>": "fedexp analyse run tsne",
+    "fedexp analyse <run>": "fedexp analyse run",
     "fedexp push <dir>": "fedexp push run",
     "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
