@@ -66,7 +66,8 @@ class Block:
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
         # Groups first: the value of a key of an algorithm belongs to that algorithm.
-        grids = [f"{key}={','.join(values)}" for key, values in self.axes.items()]
+        several = any(len(values) > 1 for key, values in self.axes.items() if "." not in key)
+        grids = [grid(key, values, several) for key, values in self.axes.items()]
         groups = [text for text in [*grids, *kept] if "." not in text.split("=")[0]]
         return groups + [text for text in [*grids, *kept] if text not in groups]
 
@@ -84,6 +85,16 @@ class Block:
         if any(key_of(text) not in (mappings if is_mapping(text) else others) for text in missing):
             return None
         return len(self.fixed), len(self.fixed) - len(missing)
+
+
+def grid(key: str, values: Collection[str], several: bool) -> str:
+    """Return the override of a key that is to have each of these values; several: a group has several options.
+
+    Hydra composes once with all that has one value, before there are jobs: without the option to which a key may
+    belong. So such a value is written as a choice of one.
+    """
+    text = ",".join(values)
+    return f"{key}=choice({text})" if several and "." in key and len(values) == 1 else f"{key}={text}"
 
 
 def is_mapping(override: str) -> bool:
