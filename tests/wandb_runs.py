@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ CLOCK = ("_runtime", "_timestamp", "_wandb")  # in rows and summaries
 @pytest.fixture(autouse=True)
 def clean_home(tmp_path_factory, monkeypatch):
     """No key, no settings of the user, an empty home that must stay empty; nothing is left running."""
+    wait_for_no("wandb-core")  # of a test before it
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -31,7 +33,15 @@ def clean_home(tmp_path_factory, monkeypatch):
     yield
     assert not {"WANDB_SILENT", "WANDB_DATA_DIR", "WANDB_RUN_ID", "WANDB_SERVICE", "WANDB__SERVICE"} & os.environ.keys()
     assert not [p for p in home.rglob("*") if p.is_file() and p.name != "netrc"]
-    assert not children("wandb-core")
+    wait_for_no("wandb-core")
+
+
+def wait_for_no(name: str, seconds: float = 30.0) -> None:
+    """Wait until no child is called so: on a busy machine one needs seconds for its end."""
+    end = time.monotonic() + seconds
+    while left := children(name):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
 
 
 def children(name: str) -> list[str]:
