@@ -44,9 +44,9 @@ def compare(function, device="cpu"):
 
 
 def interpret():
-    from fedexp.algorithms import divergence_kernels
-
-    module.kernels = lambda: divergence_kernels
+    linspace = torch.linspace
+    torch.linspace = lambda *size, device: linspace(*size)  # the first use, on a CPU
+    assert module.kernels() is not None
     compare(lambda teacher, student, tau, keep: _Divergence.apply(teacher, student, keep, tau)[0])
 
 

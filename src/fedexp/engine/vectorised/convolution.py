@@ -136,7 +136,7 @@ class _Gradients(Function):
         dims = in_dims[:3]
         if way == "kernels" and None not in dims:
             grad, x, weight = (value.movedim(dim, 0) for value, dim in zip((grad, x, weight), dims, strict=True))
-            found = _by_kernels(grad, x, weight, padding, stride, of_x, of_weight, of_bias)
+            found = gradients_by_kernels(grad, x, weight, padding, stride, wanted)
             return tuple(found), (0,) * len(found)
         few = None not in dims and x.movedim(dims[1], 0).shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
         grads = list(
@@ -148,24 +148,25 @@ class _Gradients(Function):
         return tuple(grads), (0,) * len(grads)
 
 
-def _by_kernels(
+def gradients_by_kernels(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
     padding: tuple[int, int],
     stride: tuple[int, int],
-    of_x: bool,
-    of_weight: bool,
-    of_bias: bool,
+    wanted: tuple[bool, ...],
+    where: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """Return the gradients that are asked for, of stacked tensors."""
+    """Return the gradients by input, weights and bias that are wanted, of stacked tensors. where: the places of the
+    maxima, where `grad` is that of the pooled image."""
+    of_x, of_weight, of_bias = wanted
     found = []
     if of_x:
-        found.append(kernels().gradient_of_input(grad, x, weight, padding, stride))
+        found.append(kernels().gradient_of_input(grad, x, weight, padding, stride, where))
     if of_weight:
-        found.append(kernels().gradient_of_weight(grad, x, weight, padding, stride))
+        found.append(kernels().gradient_of_weight(grad, x, weight, padding, stride, where))
     if of_bias:
-        found.append(grad.sum((1, 3, 4)))
+        found.append((grad if where is None else torch.where(where < 4, grad, 0.0)).sum((1, 3, 4)))
     return found
 
 

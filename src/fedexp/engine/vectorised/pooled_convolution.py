@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.func import vmap
 
-from fedexp.engine.vectorised.convolution import Dims, cast, gradients, kernels
+from fedexp.engine.vectorised.convolution import Dims, cast, gradients, gradients_by_kernels, kernels
 
 Pair = tuple[int, int]
 
@@ -107,20 +107,13 @@ class _Gradients(Function):
         stride: Pair,
         *wanted: bool,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-        of_x, of_weight, of_bias = wanted
         if None in in_dims[:4]:
             found = vmap(_Gradients.forward, in_dims)(grad, where, x, weight, padding, stride, *wanted)
             return found, (0,) * len(found)
         grad, where, x, weight = (
             value.movedim(dim, 0) for value, dim in zip((grad, where, x, weight), in_dims, strict=False)
         )
-        parts = []
-        if of_x:
-            parts.append(kernels().gradient_of_input(grad, x, weight, padding, stride, where))
-        if of_weight:
-            parts.append(kernels().gradient_of_weight(grad, x, weight, padding, stride, where))
-        if of_bias:
-            parts.append(torch.where(where < 4, grad, 0.0).sum((1, 3, 4)))
+        parts = gradients_by_kernels(grad, x, weight, padding, stride, wanted, where)
         return tuple(parts), (0,) * len(parts)
 
 
