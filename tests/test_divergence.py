@@ -83,7 +83,7 @@ def test_a_kernel_with_other_numbers_is_not_used(monkeypatch, caplog):
         assert (module.kernels() is None) == (of_value * of_slope != 1)
     (message,) = {text.partition("(")[0] for text in caplog.messages}
     assert len(caplog.messages) == 2
-    assert message == "the distillation loss without a kernel of its own: Triton does not work here "
+    assert message == "the distillation loss without kernels of its own: Triton does not work here "
     module.kernels.cache_clear()
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
+from fedexp.core import triton_kernels
 from fedexp.models import pooling
 from fedexp.models.pooling import pooled
 
@@ -76,7 +77,7 @@ def test_gpu_kernels(dtype, caplog):
 
 def test_without_triton(monkeypatch):
     pooling.kernels.cache_clear()
-    monkeypatch.setattr(pooling, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
     assert pooling.kernels() is None
     pooling.kernels.cache_clear()
 
@@ -85,7 +86,7 @@ def test_where_triton_does_not_work(monkeypatch, caplog):
     """Here for want of a CUDA device; elsewhere of a C compiler."""
     pooling.kernels.cache_clear()
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: (_ for _ in ()).throw(RuntimeError("no compiler\nmore")))
-    if pooling.find_spec("triton") is None:
+    if triton_kernels.find_spec("triton") is None:
         pytest.skip("no Triton here")
     assert pooling.kernels() is None
     assert caplog.messages == ["pooling without kernels of its own: Triton does not work here (no compiler)"]

@@ -1,18 +1,14 @@
 """The divergence of a student's softened prediction from a teacher's: its definition, and one kernel of it for CUDA."""
 
-import logging
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch.autograd import Function
 
-from fedexp.core.private.of_torch import outside_transforms
+from fedexp.core.triton_kernels import load_kernels, stacked_first
 from fedexp.models.pooling import differentiable_once
-
-log = logging.getLogger("fedexp")
 
 
 def kl_divergence(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: torch.Tensor | None) -> torch.Tensor:
@@ -40,23 +36,16 @@ def _defined(teacher: torch.Tensor, student: torch.Tensor, tau: float, keep: tor
 @lru_cache
 def kernels() -> Any:
     """Return the module of the kernel; None where Triton is missing or does not give torch's numbers here."""
-    if find_spec("triton") is None:
-        return None
-    try:
-        from fedexp.algorithms import divergence_kernels
+    return load_kernels("fedexp.algorithms.divergence_kernels", _first_use, "the distillation loss")
 
-        with outside_transforms():  # in torch.func.grad even new tensors have no memory of their own
-            teacher = torch.linspace(-3, 3, 12, device="cuda").view(3, 4)
-            student, keep = teacher.flip(0, 1).square(), teacher < 2
-            found = divergence_kernels.divergence(teacher, student, keep, 2.0)
-            p, q = (torch.where(keep, each / 2.0, -torch.inf).softmax(-1) for each in (teacher, student))
-            exact = _defined(teacher, student, 2.0, keep), (q - p) / 2.0
-            torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
-        return divergence_kernels
-    except Exception as error:  # such as no C compiler, which Triton needs
-        reason = str(error).strip().split("\n")[0]
-        log.warning("the distillation loss without a kernel of its own: Triton does not work here (%s)", reason)
-        return None
+
+def _first_use(kernels: Any) -> None:
+    """Compare value and gradient of a small example with torch's."""
+    teacher = torch.linspace(-3, 3, 12, device="cuda").view(3, 4)
+    student, keep = teacher.flip(0, 1).square(), teacher < 2
+    p, q = (torch.where(keep, each / 2.0, -torch.inf).softmax(-1) for each in (teacher, student))
+    exact = _defined(teacher, student, 2.0, keep), (q - p) / 2.0
+    torch.testing.assert_close(kernels.divergence(teacher, student, keep, 2.0), exact, rtol=1e-4, atol=1e-5)
 
 
 class _Divergence(Function):
@@ -86,7 +75,7 @@ class _Divergence(Function):
         keep: torch.Tensor | None,
         tau: float,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
-        flat = [None if t is None else _first(info, t, dim).flatten(0, 1)
+        flat = [None if t is None else stacked_first(info, t, dim).flatten(0, 1)
                 for t, dim in zip((teacher, student, keep), in_dims, strict=False)]  # fmt: skip
         return tuple(t.unflatten(0, (info.batch_size, -1)) for t in _Divergence.apply(*flat, tau)), (0, 0)
 
@@ -110,9 +99,4 @@ class _Scaled(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], grad: torch.Tensor, slope: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        return _Scaled.apply(*(_first(info, t, dim) for t, dim in zip((grad, slope), in_dims, strict=True))), 0
-
-
-def _first(info: Any, tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Return a tensor with the stacked dimension first."""
-    return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        return _Scaled.apply(*(stacked_first(info, t, dim) for t, dim in zip((grad, slope), in_dims, strict=True))), 0

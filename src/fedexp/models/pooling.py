@@ -1,11 +1,9 @@
 """ReLU of 2 x 2 max-pooling, which is a good part of a step of a small network: one fast way each for CPU and CUDA."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import torch
@@ -14,10 +12,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
-from fedexp.core.private.of_torch import in_transform, outside_transforms
-
-log = logging.getLogger("fedexp")
-
+from fedexp.core.private.of_torch import in_transform
+from fedexp.core.triton_kernels import load_kernels, stacked_first
 
 _twice: ContextVar[bool] = ContextVar("twice", default=False)
 
@@ -66,19 +62,12 @@ def _maxima(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def kernels() -> Any:
-    """Return the kernels for Triton (part of torch for CUDA on Linux); None where it is missing or cannot compile."""
-    if find_spec("triton") is None:
-        return None
-    try:
-        from fedexp.models import pooling_kernels
+    """Return the module of the kernels; None where Triton is missing or cannot compile."""
+    return load_kernels("fedexp.models.pooling_kernels", _first_use, "pooling")
 
-        with outside_transforms():  # in torch.func.grad even new tensors have no memory of their own
-            pooling_kernels.spread(*pooling_kernels.pool(torch.zeros(1, 1, 2, 2, device="cuda")))
-        return pooling_kernels
-    except Exception as error:  # such as no C compiler, which Triton needs
-        reason = str(error).strip().split("\n")[0]
-        log.warning("pooling without kernels of its own: Triton does not work here (%s)", reason)
-        return None
+
+def _first_use(kernels: Any) -> None:
+    kernels.spread(*kernels.pool(torch.zeros(1, 1, 2, 2, device="cuda")))
 
 
 class _Pooled(Function):
@@ -123,8 +112,5 @@ class _Spread(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], grad: torch.Tensor, where: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        first = (
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((grad, where), in_dims, strict=True)
-        )
+        first = (stacked_first(info, t, dim) for t, dim in zip((grad, where), in_dims, strict=True))
         return _Spread.apply(*(t.flatten(0, 1) for t in first)).unflatten(0, (info.batch_size, -1)), 0
