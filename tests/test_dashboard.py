@@ -7,6 +7,7 @@ import pytest
 
 from fedexp.trackers import dashboard
 from fedexp.trackers.wandb_names import NAMES, SUMMARIES, flat_summary, metric_name
+from wandb_runs import children
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
@@ -68,3 +69,4 @@ def test_without_a_key(monkeypatch, capsys, tmp_path):
     assert dashboard.main(["team/project"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("dashboard: W&B has no key")
+    assert not children("wandb-core")  # the one that asking for the settings has started

@@ -39,6 +39,7 @@ CLASSES = tuple(f"class{suffix(view)}" for view in VIEWS)
 TARGETS = tuple(target_name(f"{part}*best") for part in (0.75, 0.9, 1.0))  # the default `target_fractions`
 RESULTS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting", *TARGETS)  # of the run's summary
 PICTURES = ("class_accuracy", "class_accuracy_normalised", "local_round", "curves", "data_distribution", "tasks")
+SERVICE_SECONDS = 5.0  # for the end of wandb's background process
 TABLES = ("table", "rounds_to_target")  # of a sweep
 
 
@@ -118,13 +119,17 @@ def save(made: "Workspace") -> str:
     """The address of the new view."""
     import wandb
 
-    from fedexp.trackers.wandb_service import logged_in
+    from fedexp.trackers.wandb_service import end_service, logged_in
 
-    settings = wandb.setup().settings
-    if not logged_in(settings.api_key, settings.base_url):
-        raise ConfigError("W&B has no key: log in first (`wandb login`), or see the specification with --print")
     try:
+        settings = wandb.setup().settings
+        if not logged_in(settings.api_key, settings.base_url):
+            raise ConfigError("W&B has no key: log in first (`wandb login`), or see the specification with --print")
         return made.save().url
+    except ConfigError:
+        raise
     except Exception as error:  # of many kinds: the server, the account, the project
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"W&B has not taken the workspace ({reason})") from error
+    finally:
+        end_service(SERVICE_SECONDS)  # which wandb.setup() has started
