@@ -10,6 +10,7 @@ from torch import nn
 from fedexp.core.errors import ConfigError, require
 from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
+from fedexp.models.windows import maxima
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +84,15 @@ class TextCNNModule(nn.Module):
 
         A product of all windows with the filters: on a CPU twice as fast as conv1d or conv2d. ReLU commutes with max.
         """
-        maxima = []
+        best = []
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv2d)
+            assert convolution.bias is not None
             height = convolution.kernel_size[0]
             last = self.length - height + 1
             windows = torch.cat([vectors[:, k : k + last] for k in range(height)], 2)  # [B, last, height * D]
-            maps = F.linear(windows, convolution.weight.flatten(1), convolution.bias)
-            maxima.append(maps.max(1).values)
-        return F.relu(torch.cat(maxima, 1))
+            best.append(maxima(windows, convolution.weight.flatten(1), convolution.bias))
+        return F.relu(torch.cat(best, 1))
 
 
 def kept(keys: torch.Tensor, units: int, dropout: float) -> torch.Tensor:

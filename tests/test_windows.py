@@ -1,0 +1,88 @@
+"""Maxima over the windows of a text: values and gradients against the obvious way, a matrix of all products."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from fedexp.models import windows as module
+from fedexp.models.windows import maxima
+
+SHAPE = (5, 7, 6, 11)  # texts, windows, numbers of a window, filters
+
+
+@pytest.fixture
+def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    texts, number, width, filters = SHAPE
+    sizes = (texts, number, width), (filters, width), (filters,)
+    return tuple(torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in sizes)
+
+
+def obvious(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    products = torch.stack([(window @ weight.T + bias) for window in windows.unbind(1)])  # [W, B, F]
+    return products.max(0).values
+
+
+def gradients(function, tensors, upstream):
+    return torch.autograd.grad((function(*tensors) * upstream).sum(), tensors)
+
+
+def test_by_hand():
+    """Two texts of two windows of one number. Filter w = 2: 2 and 6 for the first text, -2 and 0 for the second; both
+    maxima are in the second window, whose inputs have the gradient 2 and give w the gradient 3 + 0."""
+    windows = torch.tensor([[[1.0], [3.0]], [[-1.0], [0.0]]], requires_grad=True)
+    weight, bias = torch.tensor([[2.0]], requires_grad=True), torch.tensor([0.5], requires_grad=True)
+    values = maxima(windows, weight, bias)
+    assert values.tolist() == [[6.5], [0.5]]
+    values.sum().backward()
+    assert windows.grad.tolist() == [[[0.0], [2.0]], [[0.0], [2.0]]]
+    assert (weight.grad.item(), bias.grad.item()) == (3.0, 2.0)
+
+
+def test_values_and_gradients_are_those_of_all_products(tensors):
+    upstream = torch.randn(SHAPE[0], SHAPE[3], dtype=torch.float64)
+    torch.testing.assert_close(maxima(*tensors), obvious(*tensors), rtol=1e-13, atol=1e-13)
+    with torch.no_grad():
+        torch.testing.assert_close(maxima(*tensors), obvious(*tensors), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        gradients(maxima, tensors, upstream), gradients(obvious, tensors, upstream), rtol=1e-13, atol=1e-13
+    )
+
+
+def test_of_equal_windows_one_has_the_gradient_as_in_torch(tensors):
+    windows, weight, bias = tensors
+    equal = windows[:, :1].expand(-1, 7, -1).detach().requires_grad_()
+    upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
+    of_ours, *_ = gradients(maxima, (equal, weight, bias), upstream)
+    of_torch, *_ = gradients(lambda *t: F.linear(*t).max(1).values, (equal, weight, bias), upstream)
+    torch.testing.assert_close(of_ours, of_torch, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (1, 2)])
+def test_what_is_frozen_has_no_gradient(tensors, frozen):
+    parts = [t.detach() if i in frozen else t for i, t in enumerate(tensors)]
+    maxima(*parts).sum().backward()
+    expected = gradients(obvious, tensors, torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64))
+    for i, (part, value) in enumerate(zip(parts, expected, strict=True)):
+        if i in frozen:
+            assert part.grad is None
+        else:
+            torch.testing.assert_close(part.grad, value, rtol=1e-13, atol=1e-13)
+
+
+def test_the_gradient_has_a_gradient(tensors):
+    assert torch.autograd.gradgradcheck(maxima, tensors)
+
+
+def test_inside_torch_func_and_for_low_precision_it_is_torch_s(tensors, monkeypatch):
+    """Which knows no rule for it under vmap, and casts to bfloat16 what is multiplied there."""
+    monkeypatch.setattr(module, "_Maxima", None)
+    upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
+    detached = [t.detach() for t in tensors]
+    stacked = vmap(grad(lambda *t: maxima(*t).sum(), argnums=1))(*(torch.stack([t, 2 * t]) for t in detached))
+    for scale, found in zip((1, 2), stacked, strict=True):
+        expected = gradients(obvious, [scale * t.requires_grad_() for t in detached], upstream)[1]
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert maxima(*(t.float() for t in tensors)).dtype == torch.bfloat16
