@@ -277,6 +277,14 @@ def test_what_a_job_will_take(tmp_path):
     assert estimate(Planned(tmp_path, config | {"num_clients": 30}), "new", [run]) is None
 
 
+def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
+    jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
+    preview.show(jobs, [])
+    *_, why, left, counts = capsys.readouterr().out.splitlines()
+    assert why == "no measured round for 2 of them (?): a run with rounds=1 below here gives an estimate"
+    assert (left, counts) == ("left: ? (no measured round)", "2 jobs: 0 done, 2 new")
+
+
 def test_peak_memory_counts_the_processes_of_a_run():
     """A child that holds 64 MB more raises it by about as much."""
     program = "import sys; held = b'x' * 64_000_000; print(len(held), flush=True); sys.stdin.read()"

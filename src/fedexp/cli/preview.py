@@ -184,7 +184,16 @@ def show(jobs: Sequence[Planned], measured: Sequence[Measured], shared: Collecti
         print(f"{name:<70} {state:<18} {text}".rstrip())
     if unknown:
         print(f"no measured round for {unknown} of them (?): a run with rounds=1 below here gives an estimate")
-    more = " and what is marked ?" if unknown else ""
+    if found or not unknown:
+        show_sum(found, " and what is marked ?" if unknown else "")
+    else:
+        print("left: ? (no measured round)")
+    others = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()) if name != "done")
+    print(f"{len(jobs)} jobs: {counts['done']} done" + (f", {others}" if others else ""))
+
+
+def show_sum(found: Sequence[Estimate], more: str) -> None:
+    """Print time and disk of these jobs together, and the memory of the largest."""
     seconds, disk = sum(each.seconds for each in found), sum(each.disk for each in found)
     peak = max((each.memory for each in found if each.memory), default=None)
     print(
@@ -194,8 +203,6 @@ def show(jobs: Sequence[Planned], measured: Sequence[Measured], shared: Collecti
         print(
             f"memory of one job at a time: {gigabytes(peak)}, " + ("the measured peak" if peak else "not measured yet")
         )
-    others = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()) if name != "done")
-    print(f"{len(jobs)} jobs: {counts['done']} done" + (f", {others}" if others else ""))
 
 
 def gigabytes(size: float | None) -> str:
