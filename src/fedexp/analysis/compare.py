@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,17 @@ def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
 
 def printed_cells(sweep: Sweep, table: str = "") -> list[dict[str, str]]:
     """Return the printed values of a sweep's table, or of another one of its paper."""
+    return [dict(row) for row in printed_tables().get((sweep.paper, table or sweep.table), ())]
+
+
+@cache
+def printed_tables() -> dict[tuple[str, str], list[dict[str, str]]]:
+    """Return all printed values by paper and table."""
+    tables: dict[tuple[str, str], list[dict[str, str]]] = {}
     with TABLES.open(encoding="utf-8", newline="") as file:
-        wanted = (sweep.paper, table or sweep.table)
-        return [row for row in csv.DictReader(file) if (row["paper"], row["table"]) == wanted]
+        for row in csv.DictReader(file):
+            tables.setdefault((row["paper"], row["table"]), []).append(row)
+    return tables
 
 
 def cells(sweep: Sweep, jobs: Sequence[RunDirectory]) -> pd.DataFrame:

@@ -20,6 +20,7 @@ LEGEND = (
     "the paper's rule judges: the plain last round stands there and is not judged; without ours: not run."
 )
 PLAIN = "Plain test"
+Rows = Sequence[Mapping[Any, Any]]  # of the tidy table
 PER_SECTION = 6  # a table with more columns is cut where the partition changes, as the papers do
 
 
@@ -66,9 +67,9 @@ def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
     return bracket.format(marked) if row["n"] else "", bracket.format(printed)
 
 
-def one_cell(group: pd.DataFrame) -> str:
+def one_cell(rows: Rows) -> str:
     """Return all numbers of a method in a setting."""
-    texts = [one_number(row) for row in group.to_dict("records")]  # type: ignore[arg-type]
+    texts = [one_number(row) for row in rows]
     ours, printed = (" ".join(text for text in side if text) for side in zip(*texts, strict=True))
     return f"{ours} [{printed}]".strip()
 
@@ -92,10 +93,10 @@ def setting_parts(setting: str) -> list[str]:
     return [part for part in setting.split("; ") if not part.startswith("threshold")]
 
 
-def plain_cell(group: pd.DataFrame) -> str:
+def plain_cell(rows: Rows) -> str:
     """Return the plain test of a method in a setting: last round, mean of the last ten; forgetting in parentheses."""
     texts = []
-    for row in group.to_dict("records"):
+    for row in rows:
         pair = [number(row[name], row["unit"], row["metric"]) for name in ("plain_last", "plain_last10")]
         texts.append(("({})" if row["metric"] == "forgetting" else "{}").format(", ".join(pair)))
     return " ".join(texts)
@@ -107,9 +108,9 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
     parts = sections(table)
     known = table[table["plain_last"].notna()]
     if len(known):
-        told = [f"{part.title}: {PLAIN}".removeprefix(": ") for part in sections(known, plain_cell)]
-        texts = [f"{title}, last round and mean of the last ten" for title in told]
-        parts += [Section(text, part.table) for text, part in zip(texts, sections(known, plain_cell), strict=True)]
+        for part in sections(known, plain_cell):
+            title = f"{part.title}: {PLAIN}".removeprefix(": ")
+            parts.append(Section(f"{title}, last round and mean of the last ten", part.table))
     if len(ordered := orders(table)):
         parts.append(Section("Order of the methods in each column: Spearman's rho, and swaps beyond noise", ordered))
     return parts
@@ -125,14 +126,17 @@ def orders(table: pd.DataFrame) -> pd.DataFrame:
     return shown.set_axis(names, axis="index")
 
 
-def sections(table: pd.DataFrame, text_of: Callable[[pd.DataFrame], str] = one_cell) -> list[Section]:
+def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> list[Section]:
     """Return the tidy table as the paper has it; text_of: what stands in a cell, from its rows."""
     named = table.assign(column=column_names(table))
     wide = named["column"].nunique() > PER_SECTION and named["partition"].nunique() > 1
     groups = named.groupby("partition", sort=False) if wide else [("", named)]
     found = []
     for title, group in groups:
-        text = {key: text_of(cells) for key, cells in group.groupby(["method", "column"], sort=False)}
+        cells: dict[tuple[str, str], list[Mapping[Any, Any]]] = {}
+        for row in group.to_dict("records"):
+            cells.setdefault((row["method"], row["column"]), []).append(row)
+        text = {key: text_of(rows) for key, rows in cells.items()}
         methods, columns = group["method"].unique(), group["column"].unique()
         rows = [[text.get((m, c), "") for c in columns] for m in methods]
         found.append(Section(str(title), pd.DataFrame(rows, index=methods, columns=columns)))

@@ -25,16 +25,22 @@ def load(text: str) -> Any:
     where it is nested deeply."""
     if depth(text) > DEEPEST:
         raise RecursionError("it is nested too deeply")
-    if "&" in text and "*" in text and size(yaml.compose(text, Loader=yaml.SafeLoader), {}) > LIMIT:
-        raise yaml.YAMLError(f"its aliases stand for more than {LIMIT:,} values")
+    check_aliases(text, yaml.SafeLoader)
     return yaml.safe_load(text)
 
 
 def load_fast(text: str) -> Any:
-    """Return the values, by the fast parser, unless aliases may make them many, or deep nesting may end the process.
-    Raises as `load` does."""
-    aliases, deep = "&" in text and "*" in text, text.count("[") + text.count("{") > 500 or DEEP.search(text)
-    return load(text) if aliases or deep else yaml.load(text, Loader=LOADER)
+    """Return the values, by the fast parser, unless deep nesting may end the process. Raises as `load` does."""
+    if text.count("[") + text.count("{") > 500 or DEEP.search(text):
+        return load(text)
+    check_aliases(text, LOADER)
+    return yaml.load(text, Loader=LOADER)
+
+
+def check_aliases(text: str, loader: Any) -> None:
+    """Raise yaml.YAMLError where aliases stand for more than LIMIT values."""
+    if "&" in text and "*" in text and size(yaml.compose(text, Loader=loader), {}) > LIMIT:
+        raise yaml.YAMLError(f"its aliases stand for more than {LIMIT:,} values")
 
 
 def depth(text: str) -> int:
