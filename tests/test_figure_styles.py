@@ -22,18 +22,19 @@ from fedexp.figures.style import styled
 from test_figures import ALL, CONFIG, make_run
 
 ENTRIES = list(font_manager.fontManager.ttflist)
-THREE = {"curves", "loss", "data_distribution"}  # what a run without accuracies of classes has
+TWO = {"curves", "loss"}  # what a run without accuracies of classes and without its partition has
 
 
-def make_small(folder: Path, pictures: set[str] = THREE) -> None:
-    """A run with three pictures, or all but that of local models."""
+def make_small(folder: Path, pictures: set[str] = TWO) -> None:
+    """A run with two pictures, or all but that of local models."""
     make_run(folder, rounds=2, classes=3, clients=3, local=False)
-    if pictures == THREE:
+    if pictures == TWO:
         (folder / "class_accuracy.csv").unlink()
+        (folder / "partition.npz").unlink()
 
 
 @pytest.mark.parametrize(
-    "pictures", [THREE, pytest.param(ALL - {"local_round"}, marks=pytest.mark.slow)], ids=["three", "all"]
+    "pictures", [TWO, pytest.param(ALL - {"local_round"}, marks=pytest.mark.slow)], ids=["two", "all"]
 )
 def test_formats_titles_and_a_style_of_ones_own(tmp_path, pictures):
     """Each picture in each format, without a title and in the size and colours of the user's file; and the same files
@@ -61,7 +62,7 @@ def test_formats_titles_and_a_style_of_ones_own(tmp_path, pictures):
 def test_pictures_are_drawn_as_the_configuration_says(tmp_path):
     make_small(tmp_path)
     (tmp_path / "config.yaml").write_text(CONFIG + "figures: {draw: true, format: [pdf], titles: true, style: gone}\n")
-    assert missing_figures(tmp_path) == len(THREE)
+    assert missing_figures(tmp_path) == len(TWO)
     # The style file is not there any more: as if nothing had been said.
     assert {p.suffix for p in make_figures(tmp_path)} == {".png"}
     (tmp_path / "config.yaml").write_text(CONFIG + "figures: {format: [pdf]}\n")
