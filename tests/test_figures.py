@@ -350,7 +350,9 @@ def test_lines_where_tasks_begin(tmp_path, shape, in_curves, in_maps):
         assert upright(axes) == in_maps
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (3, 20), (10, 3), (25, 4), (10, 100)])
+@pytest.mark.parametrize(
+    "shape", [(2, 1), (10, 3), *(pytest.param(s, marks=pytest.mark.slow) for s in ((3, 20), (25, 4), (10, 100)))]
+)
 def test_nothing_overlaps_in_the_tasks_picture(tmp_path, shape):
     """Neither the two panels, the legend and the colour bar, nor the names of the tasks; nothing is cut off."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
