@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import load_npz
 from fedexp.data.image_files import list_images
-from fedexp.data.partition import Partition, load_npz
 from fedexp.data.partition_file import read_clients
+from fedexp.data.partitioned import Partition
 from fedexp.data.text import read_vectors, read_vocabulary
 from fedexp.data.text_files import read_texts
 from fedexp.data.torchvision_files import read_images, read_labels

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.partition import Partition, partition_hash
+from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
 from fedexp.figures.__main__ import main
 from fedexp.figures.load import columns_of, describe, load_run

@@ -16,7 +16,8 @@ from hypothesis.extra.numpy import arrays
 from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.partition import Partition, save_npz
+from fedexp.core.npz import save_npz
+from fedexp.data.partitioned import Partition
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
 from fedexp.metrics.forgetting_metric import (

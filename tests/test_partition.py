@@ -15,20 +15,12 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import load_npz, save_npz
 from fedexp.core.settings import NONE_HELD_OUT, Public
-from fedexp.data.partition import (
-    IID,
-    Natural,
-    Partition,
-    Sharding,
-    Shards,
-    load_npz,
-    make_partition,
-    partition_hash,
-    save_npz,
-)
+from fedexp.data.partition import IID, Natural, Sharding, Shards, make_partition
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
+from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.training.division import partition_of
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -14,8 +14,8 @@ from fedexp.cli import multirun, preview, push
 from fedexp.cli.job import is_finished
 from fedexp.config.build import resolve
 from fedexp.core.errors import FAILED, ConfigError
+from fedexp.core.npz import load_npz
 from fedexp.core.storage import regular
-from fedexp.data.partition import load_npz
 from fedexp.figures.__main__ import main as figures
 from fedexp.metrics.history import load_history
 from fedexp.rundir import files, lock, origin

@@ -9,8 +9,9 @@ from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import NewPartition, NewShares, Schedule, reduced
-from fedexp.data.partition import IID, Partition, Sharding
+from fedexp.data.partition import IID, Sharding
 from fedexp.data.partition_lda import LDA
+from fedexp.data.partitioned import Partition
 from fedexp.metrics.forgetting_metric import InOutLocal
 from fedexp.metrics.history import load_history
 from toy_federation import LARGER, Ragged, composed, make_simulation, play

@@ -16,7 +16,7 @@ from fedexp.core.pictures import Pictures
 from fedexp.core.rng import generator_for
 from fedexp.core.settings import Seeds, Validation
 from fedexp.core.views import evaluated, named, views_of
-from fedexp.data.partition import Partition
+from fedexp.data.partitioned import Partition
 from fedexp.data.tasks import ClassIncremental
 from fedexp.figures import _figures
 from fedexp.figures.load import load_run

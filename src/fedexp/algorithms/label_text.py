@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import load_npz
 from fedexp.core.rng import generator_for
 from fedexp.core.storage import regular
-from fedexp.data.partition import load_npz
 from fedexp.models import Output, classifier_of
 
 RANDOM = "random"  # as algorithm.embeddings: no text, vectors drawn at random

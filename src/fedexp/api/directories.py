@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedexp.analysis.networks import Classifier
-    from fedexp.data.partition import Partition
+    from fedexp.data.partitioned import Partition
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Run:
     def partitions(self) -> list[Partition]:
         """Return the partition of each task, in their order, or the first one and those after each change within the
         run (`info["from_round"]`); one where there are neither."""
-        from fedexp.data.partition import Partition, changed_partitions, later_partitions
+        from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
 
         later = [*later_partitions(self.directory), *changed_partitions(self.directory).values()]
         return [Partition.load(path) for path in (self.directory / files.PARTITION, *later)]

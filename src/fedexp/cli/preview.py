@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedexp.analysis.sweep import expand
 from fedexp.config.run_names import run_name
 from fedexp.core.views import VIEWS, file_of
-from fedexp.data.partition import later_partitions
+from fedexp.data.partitioned import later_partitions
 from fedexp.rundir import files
 from fedexp.rundir.elsewhere import noted
 from fedexp.rundir.lock import is_occupied

@@ -87,3 +87,8 @@ def views() -> Iterator[None]:
                 except (OSError, ValueError, AttributeError):
                     view.give_up()  # else the interpreter would try once more, and exit with 120
         sys.stdout, sys.stderr = before
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 client`, `1,000 clients` or `2 classes`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -11,7 +11,8 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.rng import generator_for
-from fedexp.data.partition import Partition, Partitioner
+from fedexp.data.partition import Partitioner
+from fedexp.data.partitioned import Partition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.partition import Partitioner, load_npz
+from fedexp.core.npz import load_npz
+from fedexp.data.partition import Partitioner
 
 
 @dataclass(frozen=True, kw_only=True)

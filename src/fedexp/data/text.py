@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require, require_choice
-from fedexp.data.partition import load_npz
+from fedexp.core.npz import load_npz
 from fedexp.data.text_files import LAYOUTS, Texts, class_numbers, find_files, name_classes, read_lines, read_texts
 from fedexp.data.types import DataSource, TextData
 

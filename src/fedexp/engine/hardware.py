@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.engine.base import Engine
 from fedexp.engine.processes.distributed import Distributed
@@ -317,10 +318,6 @@ def cost_of_bf16() -> float:
         return min(found)
 
     return seconds(torch.bfloat16) / seconds(torch.float32)
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def cpu_name() -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import load_npz
 from fedexp.core.views import PLAIN, VIEWS, file_of, named, others
-from fedexp.data.partition import Partition, later_partitions, load_npz
+from fedexp.data.partitioned import Partition, later_partitions
 from fedexp.metrics.history import History, load_history
 from fedexp.rundir import contents, files
 from fedexp.rundir.reader import RunDirectory

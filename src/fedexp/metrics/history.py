@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import load_npz, save_npz
 from fedexp.core.storage import regular
 from fedexp.core.views import PLAIN, file_of
-from fedexp.data.partition import Partition, changed_partitions, later_partitions, load_npz, save_npz
+from fedexp.data.partitioned import Partition, changed_partitions, later_partitions
 
 if TYPE_CHECKING:
     import torch

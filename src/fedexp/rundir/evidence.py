@@ -25,14 +25,13 @@ import yaml
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import load_npz, save_npz
 from fedexp.core.views import VIEWS, file_of
-from fedexp.data.partition import (
+from fedexp.data.partitioned import (
     changed_partition,
     changed_partitions,
     later_partitions,
-    load_npz,
     partition_hash,
-    save_npz,
     task_partition,
 )
 from fedexp.rundir import files, origin

@@ -123,7 +123,7 @@ class RunDirectory:
     @cached_property
     def class_names(self) -> list[str] | None:
         """The names of the classes, index = label, from partition.npz; None without one."""
-        from fedexp.data.partition import load_npz
+        from fedexp.core.npz import load_npz
 
         def read(path: Path) -> list[str]:
             try:

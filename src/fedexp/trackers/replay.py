@@ -10,7 +10,7 @@ import pandas as pd
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import Pictures, picture_files
 from fedexp.core.views import PLAIN, VIEWS, file_of
-from fedexp.data.partition import later_partitions
+from fedexp.data.partitioned import later_partitions
 from fedexp.figures import make_figures
 from fedexp.metrics.history import load_history
 from fedexp.rundir import files

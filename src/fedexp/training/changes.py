@@ -7,8 +7,9 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import Schedule, reduced
-from fedexp.data.partition import Natural, Partition, Partitioner
+from fedexp.data.partition import Natural, Partitioner
 from fedexp.data.partition_file import File
+from fedexp.data.partitioned import Partition
 
 
 def check_schedule(built: Built) -> None:

@@ -11,7 +11,8 @@ from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.settings import Validation
-from fedexp.data.partition import Partition, Partitioner, make_partition
+from fedexp.data.partition import Partitioner, make_partition
+from fedexp.data.partitioned import Partition
 from fedexp.data.replay import buffers
 from fedexp.data.streams import blurred, reordered, task_orders
 from fedexp.data.surrogate import Shards

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import SCHEDULES_OVER_ALL_ROUNDS
-from fedexp.data.partition import later_partitions
+from fedexp.data.partitioned import later_partitions
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import in_words
-from fedexp.data.partition import changed_partition, task_partition
+from fedexp.data.partitioned import changed_partition, task_partition
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt

@@ -16,7 +16,7 @@ from fedexp.config.overrides import key_of, read_overrides
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.core.pictures import picture_files
-from fedexp.data.partition import Partition
+from fedexp.data.partitioned import Partition
 from fedexp.rundir import checkpoint, elsewhere, files, origin
 from fedexp.rundir.mending import begin_again_where_damaged
 from fedexp.rundir.reader import finished_summary

@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.settings import NO_STOP, Seeds, Settings, Stop
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN, choosing
-from fedexp.data.partition import Partition
+from fedexp.data.partitioned import Partition
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics

@@ -25,8 +25,8 @@ from fedexp.analysis.after.subject import (
 )
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import save_npz
 from fedexp.core.pictures import Pictures
-from fedexp.data.partition import save_npz
 from fedexp.figures import save_all
 from fedexp.rundir import kept_models
 from fedexp.rundir.reader import RunDirectory

@@ -11,7 +11,7 @@ from fedexp.analysis.networks import Parts, network_of
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp.data.partition import Partition, later_partitions
+from fedexp.data.partitioned import Partition, later_partitions
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.figures.load import describe
