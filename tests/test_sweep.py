@@ -116,6 +116,19 @@ def test_overrides_restrict_axes_or_add_to_them():
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
 
 
+def test_overrides_restrict_what_blocks_fix():
+    """CFeD(C) has a block of its own, which names the algorithm once for both rates."""
+    sweep = load("cfed_table1")
+    (overrides,) = launches(sweep, ["algorithm=cfed_c", "experiment=cfed/text_class"])
+    jobs = list(expand(overrides))
+    assert all("algorithm=cfed_c" in job for job in jobs)
+    assert [next(each for each in job if "local.lr" in each) for job in jobs] == ["local.lr=1e-06", "local.lr=0.001"]
+    both = launches(sweep, ["algorithm=lwf,cfed_c", "experiment=cfed/text_class"])
+    assert [len(list(expand(each))) for each in both] == [1, 2]
+    slow = launches(sweep, ["local.lr=1e-3", "experiment=cfed/text_class"])  # fixed for the centralised baselines
+    assert [len(list(expand(each))) for each in slow] == [5, 1]
+
+
 def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
     """Hydra would merge both, and refuse the second round of the clients' data as an unknown key."""
     given = ["rounds=4", "schedule.partition={4:{name:sharding,shards_per_client:3}}"]

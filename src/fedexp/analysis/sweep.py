@@ -50,15 +50,23 @@ class Block:
 
     def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
         """Return the block with the values that the command line gives for axes: those of its own among them, None
-        where there are none or it has no such axis."""
+        where there are none, or where a key is no axis of it and not fixed at one of them."""
         axes = dict(self.axes)
-        if given.keys() - axes.keys():
+        if any(self.fixed_value(key) not in given[key] for key in given.keys() - axes.keys()):
             return None
         for key in axes.keys() & given.keys():
             axes[key] = {value: axes[key][value] for value in given[key] if value in axes[key]}
             if not axes[key]:
                 return None
         return Block(axes, self.fixed, self.measures)
+
+    def fixed_value(self, key: str) -> str | None:
+        """Return the value that all its runs have for a key which is no axis; None: they say nothing of it."""
+        return next((text.partition("=")[2] for text in self.fixed if key_of(text) == key), None)
+
+    def has(self, key: str, value: str) -> bool:
+        """Return whether it has runs with this value."""
+        return value in self.axes.get(key, ()) or value == self.fixed_value(key)
 
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of one `--multirun`, less the mappings whose keys `others` set: Hydra would merge both
@@ -174,7 +182,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     others += [o for o in sweep.common if not any(each.startswith(o.partition("[")[0]) for each in overrides)]
     lists = [[*block.arguments(others), *others] for old in sweep.blocks if (block := old.restricted(given))]
     for key, values in given.items():
-        new = [v for v in values if not any(v in block.axes.get(key, ()) for block in sweep.blocks)]
+        new = [v for v in values if not any(block.has(key, v) for block in sweep.blocks)]
         first = next(block for block in sweep.blocks if key in block.axes)
         others_given = {k: v for k, v in given.items() if k != key}
         rest = Block({k: v for k, v in first.axes.items() if k != key}, (), ()).restricted(others_given)
