@@ -80,6 +80,8 @@ def test_truth_values_and_interpolations_as_hydra_notes_them():
     assert as_written(r"keep_local_models=$\{rounds\}") == "keep_local_models=${rounds}"
     assert as_written("forgetting_metric.local=True") == "forgetting_metric.local=true"
     assert as_written("algorithm=fedavg") == "algorithm=fedavg"
+    assert as_written("local.lr=1e-3") == as_written("local.lr=1.0e-3") == "local.lr=0.001"
+    assert as_written("rounds=20") == "rounds=20"
     sweep = load_sweep("fedntd_fig15", [CONF])
     (job, *_) = [job for job in launches(sweep, []) if "algorithm.tau_squared=false" in job]
     job = next(each for each in expand(job))
@@ -114,6 +116,20 @@ def test_overrides_restrict_axes_or_add_to_them():
     assert [job for each in (known, new) for job in expand(each) if "algorithm=feddyn" in job] == list(expand(new))
     with pytest.raises(ConfigError, match="no run has all of"):
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
+
+
+def test_a_rate_that_hydra_s_sweeper_has_written_anew_is_that_of_the_sweep():
+    """`local.lr=1e-3` of the file is noted as 0.001 where a command has several jobs, as it is where it has one."""
+    sweep = load("cfed_table1")
+    for rate in ("1e-3", "0.001"):
+        run = ["experiment=cfed/text_class", "algorithm=lwf", "rounds=1", "local.epochs=20", "local.batch_size=128"]
+        found = cell_of(sweep, [*run, f"local.lr={rate}", "seed=0"])
+        assert found is not None
+        assert found[1]["method"] == "LwF"
+        assert protocol_of(sweep, [*run, f"local.lr={rate}"]) == []
+    slow = [each for each in run if "algorithm" not in each]
+    _, fields = cell_of(sweep, [*slow, "algorithm=cfed_c", "local.lr=1e-06"])
+    assert fields["method"] == "CFeD(C) lr=1e-6"
 
 
 def test_overrides_restrict_what_blocks_fix():
@@ -392,7 +408,7 @@ def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
 def test_the_centralised_baselines_of_cfed_have_two_rates():
     """1e-6 is printed for CFeD alone: each baseline has a run at 1e-3 and one at 1e-6, in sweeps of their own."""
     names = {"multihead", "finetuning", "ewc", "lwf", "dmc"}
-    for sweep, rate in (("cfed_table1", "local.lr=1e-3"), ("cfed_table1_lr1e-6", "local.lr=1e-6")):
+    for sweep, rate in (("cfed_table1", "local.lr=0.001"), ("cfed_table1_lr1e-6", "local.lr=1e-06")):
         jobs = [set(job) for overrides in launches(load(sweep), []) for job in expand(overrides)]
         baselines = [job for job in jobs if any(f"algorithm={name}" in job for name in names)]
         assert len(baselines) == 4 + 5 + 5

@@ -11,6 +11,7 @@ paper's text says of the table (fedexp.analysis.claims), `pictures` which figure
 """
 
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.yaml_files import load_fast
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,15 @@ def read_block(node: Mapping[str, Any]) -> Block:
         for key, values in node.items()
         if key not in ("with", "measures")
     }
-    return Block(axes, tuple(node.get("with", ())), tuple(node["measures"]))
+    fixed = (str(text).partition("=") for text in node.get("with", ()))
+    return Block(
+        axes, tuple(f"{key}{equals}{as_number(value)}" for key, equals, value in fixed), tuple(node["measures"])
+    )
 
 
 def plain(value: object) -> str:
-    """Return a yaml scalar as it is typed on a command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a yaml scalar as Hydra's sweeper writes it."""
+    return str(value).lower() if isinstance(value, bool) else as_number(str(value))
 
 
 def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
@@ -177,7 +182,11 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     values that the paper does not have run on the other axes of the first block. Any other key is set in all runs.
     """
     keys = {key for block in sweep.blocks for key in block.axes}
-    given = {key: value.split(",") for key, _, value in (o.partition("=") for o in overrides) if key in keys}
+    given = {
+        key: [as_number(each) for each in value.split(",")]
+        for key, _, value in (o.partition("=") for o in overrides)
+        if key in keys
+    }
     others = [o for o in overrides if o.partition("=")[0] not in given]
     others += [o for o in sweep.common if not any(each.startswith(o.partition("[")[0]) for each in overrides)]
     lists = [[*block.arguments(others), *others] for old in sweep.blocks if (block := old.restricted(given))]
@@ -214,10 +223,15 @@ def cell_of(
 
 
 def as_written(override: str) -> str:
-    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file: without the backslashes of an
-    interpolation, truth values in small letters."""
+    """Return an override that Hydra's sweeper has noted as it stands in a sweep's file, once that is read: without the
+    backslashes of an interpolation, truth values in small letters, numbers as Python writes them."""
     key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
-    return f"{key}{equals}{value.lower() if value in ('True', 'False') else value}"
+    return f"{key}{equals}{value.lower() if value in ('True', 'False') else as_number(value)}"
+
+
+def as_number(value: str) -> str:
+    """Return a number that is not whole as Python and Hydra's sweeper write it (1e-3 as 0.001), all else as it is."""
+    return str(float(value)) if NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal() else value
 
 
 def most_specific(sweep: Sweep, given: set[str], shared: Collection[str] | None) -> tuple[int, int]:
