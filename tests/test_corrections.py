@@ -66,6 +66,6 @@ def test_fedka_s_search_has_four_values_of_four_methods_on_three_data_sets():
 
 def test_the_rates_of_cfed_s_centralised_baselines():
     """1e-3 in the first reading, 1e-6 in the second, for the same jobs."""
-    first = {job for job in jobs("cfed_table1") if "local.lr=1e-3" in job and "algorithm=cfed_c" not in job}
-    second = {job - {"local.lr=1e-6"} | {"local.lr=1e-3"} for job in jobs("cfed_table1_lr1e-6")}
+    first = {job for job in jobs("cfed_table1") if "local.lr=0.001" in job and "algorithm=cfed_c" not in job}
+    second = {job - {"local.lr=1e-06"} | {"local.lr=0.001"} for job in jobs("cfed_table1_lr1e-6")}
     assert first == second
