@@ -59,6 +59,15 @@ def test_corners_are_rounds_and_values():
     assert {"a < b", "accuracy", "FedAvg & co", "0", "10"} <= {*texts}
 
 
+def test_the_order_of_options_makes_no_other_setting(tmp_path):
+    """The same two options, given in both orders; the third run is there so that they are not shared by all."""
+    options = ("rounds=200", "local.epochs=5")
+    keep(committed(tmp_path, ("a", "fedavg", *options), ("b", "fedntd", *reversed(options)), ("c", "fedavg")))
+    runs = list(curves.kept_runs(tmp_path / "multirun" / "fedntd_table1"))
+    found = {setting: sorted(methods) for setting, methods in curves.settings(runs).items()}
+    assert found == {"fedntd/mnist_s2": ["fedavg"], "fedntd/mnist_s2 local.epochs=5 rounds=200": ["fedavg", "fedntd"]}
+
+
 @pytest.mark.parametrize(("last", "expected"), [(1, [0, 1]), (20, [0, 2, 4]), (200, [0, 20, 40]), (45, [0, 5, 10])])
 def test_ticks(last, expected):
     assert ticks(last)[: len(expected)] == expected

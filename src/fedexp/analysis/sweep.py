@@ -166,13 +166,13 @@ def read_block(node: Mapping[str, Any]) -> Block:
     }
     fixed = (str(text).partition("=") for text in node.get("with", ()))
     return Block(
-        axes, tuple(f"{key}{equals}{as_number(value)}" for key, equals, value in fixed), tuple(node["measures"])
+        axes, tuple(f"{key}{equals}{rewritten(value)}" for key, equals, value in fixed), tuple(node["measures"])
     )
 
 
 def plain(value: object) -> str:
     """Return a yaml scalar as Hydra's sweeper writes it."""
-    return str(value).lower() if isinstance(value, bool) else as_number(str(value))
+    return str(value).lower() if isinstance(value, bool) else rewritten(str(value))
 
 
 def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
@@ -183,7 +183,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     """
     keys = {key for block in sweep.blocks for key in block.axes}
     given = {
-        key: [as_number(each) for each in value.split(",")]
+        key: [rewritten(each) for each in value.split(",")]
         for key, _, value in (o.partition("=") for o in overrides)
         if key in keys
     }
@@ -226,10 +226,10 @@ def as_written(override: str) -> str:
     """Return an override that Hydra's sweeper has noted as it stands in a sweep's file, once that is read: without the
     backslashes of an interpolation, truth values in small letters, numbers as Python writes them."""
     key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
-    return f"{key}{equals}{value.lower() if value in ('True', 'False') else as_number(value)}"
+    return f"{key}{equals}{value.lower() if value in ('True', 'False') else rewritten(value)}"
 
 
-def as_number(value: str) -> str:
+def rewritten(value: str) -> str:
     """Return a number that is not whole as Python and Hydra's sweeper write it (1e-3 as 0.001), all else as it is."""
     return str(float(value)) if NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal() else value
 

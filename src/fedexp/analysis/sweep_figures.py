@@ -189,7 +189,7 @@ def names(run: Told, shared: set[str], single: bool, without: str = "") -> tuple
     place = experiment[-1] if experiment else f"{run.summary.get('dataset')} {run.summary.get('partition')}"
     varying = [text for text in texts if text not in shared and not text.startswith(SAID)]
     own = [text for text in varying if single or text.startswith("algorithm.")]
-    others = [text for text in varying if text not in own]
+    others = sorted(text for text in varying if text not in own)  # in whatever order a command gives them
     method = [str(run.summary["algorithm"]), *(text.removeprefix("algorithm.") for text in own)]
     return " ".join([place, *others]), " ".join(method)
 
