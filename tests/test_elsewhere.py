@@ -117,6 +117,28 @@ def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(
     assert (row["n"], float(row["mean"]), row["from"]) == (1, pytest.approx(42), "fedntd_table1")
 
 
+@pytest.mark.parametrize(
+    ("views", "local", "expected"),
+    [
+        ([BOTH], [], "1 jobs: 1 done"),
+        ([PLAIN], [], "1 jobs: 0 done, 1 new"),  # tests less than the job does
+        ([BOTH], ["local.lr=0.5"], "1 jobs: 0 done, 1 new"),
+    ],
+)
+@pytest.mark.parametrize("limit", [[], ["budget=60"]])
+def test_the_preview_knows_what_another_sweep_has_done(tmp_path, monkeypatch, capsys, views, local, expected, limit):
+    """A preview said `new`, and counted its time, of jobs that are then not run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    made = make(tmp_path / "multirun" / "fedntd_table1", [*CIFAR, "seed=0", *views, *local], 0.4, CHOICES)
+    restriction = ["algorithm=fedavg", "participation=0.1", "seed=0"]
+    assert main.main(["--multirun", "sweep=fedntd_table10", *restriction, "preview=true", *limit]) == 0
+    line, *_ = lines = capsys.readouterr().out.splitlines()
+    assert expected in lines
+    assert line.endswith(f" completed          in fedntd_table1/{made.name}") == ("1 done" in expected)
+    assert not (tmp_path / "multirun" / "fedntd_table10").exists()
+
+
 @pytest.mark.slow  # two sweeps of small runs
 def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)

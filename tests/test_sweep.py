@@ -306,6 +306,19 @@ def test_what_a_job_will_take(tmp_path):
     assert estimate(Planned(tmp_path, config | {"num_clients": 30}), "new", [run]) is None
 
 
+def test_neither_a_rate_nor_the_name_of_the_device_changes_what_a_round_takes():
+    """hardware.device=auto is the CPU here, unless there is a GPU; more epochs and a GPU do change it."""
+
+    def config(device, **local):
+        local = {"epochs": 5, "batch_size": 50, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9} | local
+        return {"dataset": {"name": "digits"}, "hardware": {"device": device}, "local": local}
+
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    assert preview.work_of(config("auto", lr=1e-6)) == preview.work_of(config(here))
+    assert preview.work_of(config("cuda:1")) != preview.work_of(config("cpu"))
+    assert preview.work_of(config("cpu", epochs=1)) != preview.work_of(config("cpu"))
+
+
 def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
     jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
     preview.show(jobs, [])

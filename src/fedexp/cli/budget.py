@@ -12,14 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from fedexp.cli.arguments import literal
 from fedexp.cli.callbacks import SweepWatch, failures
-from fedexp.cli.preview import OVER, Measured, Planned, closest, estimate, measurements, plan, show, status
-from fedexp.config.build import resolve
+from fedexp.cli.preview import (
+    OVER,
+    Measured,
+    Planned,
+    closest,
+    estimate,
+    measurements,
+    plan,
+    runs_elsewhere,
+    show,
+    status,
+)
 from fedexp.config.options import conf_directory
-from fedexp.core.errors import ConfigError
 from fedexp.core.private.of_hydra import sweeping
 from fedexp.rundir import elsewhere
 from fedexp.rundir.lock import Occupied, occupied
@@ -111,7 +118,7 @@ def slots_of(jobs: Sequence[Planned], measured: Sequence[Measured]) -> Iterator[
     for run, members in same.items():
         states = {job.directory: status(job) for job in members}
         job = max(members, key=lambda each: progress(states[each.directory]))
-        done = job.directory if states[job.directory] in OVER else finished.get(run)
+        done = job.directory if states[job.directory] in OVER else finished.get(job.directory)
         like, _ = closest(job, measured)
         left = estimate(job, states[job.directory], measured)
         yield Slot(
@@ -126,11 +133,9 @@ def slots_of(jobs: Sequence[Planned], measured: Sequence[Measured]) -> Iterator[
 
 def identities(job: Planned) -> tuple[str, str]:
     """(equal for jobs that are the same run, equal for those that differ in the seed alone)."""
-    try:
-        container = resolve(OmegaConf.create(dict(job.config)))  # type: ignore[arg-type]
-    except ConfigError:
-        return str(job.directory), str(job.directory)  # the job itself will say what is wrong
-    return elsewhere.exact(container), elsewhere.alike(container)
+    if job.resolved is None:
+        return str(job.directory), str(job.directory)
+    return elsewhere.exact(job.resolved), elsewhere.alike(job.resolved)
 
 
 def progress(state: str) -> tuple[int, int]:
@@ -140,20 +145,12 @@ def progress(state: str) -> tuple[int, int]:
     return (1, int(state.split()[-1])) if state.startswith("interrupted") else (0, 0)
 
 
-def runs_elsewhere(jobs: Sequence[Planned]) -> dict[str, Path]:
-    """`exact` of each run that is over below the `multirun` directories of these jobs -> its directory."""
-    found: dict[str, Path] = {}
-    for folder in dict.fromkeys(job.directory.parent.parent.absolute() for job in jobs):
-        for run in elsewhere.finished_runs(folder / "any"):
-            found.setdefault(elsewhere.exact(elsewhere.config_of(run)), run)
-    return found
-
-
 def show_queue(queue: Queue) -> None:
     """Print what `preview=true` shows: the jobs in their order, the estimate, and how far the budget goes."""
     twins = [twin for slot in queue.slots for twin in slot.twins]
     shared = {twin.directory for twin in twins if status(twin) not in OVER}
-    show([*(slot.job for slot in queue.slots), *twins], queue.measured, shared)
+    finished = {slot.job.directory: slot.done for slot in queue.slots if slot.done is not None}
+    show([*(slot.job for slot in queue.slots), *twins], queue.measured, shared, finished)
     left, whole, begun = 60 * queue.minutes, 0, 0
     for slot in (slot for slot in queue.waiting if slot.seconds is not None):
         assert slot.seconds is not None

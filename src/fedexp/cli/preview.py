@@ -4,27 +4,31 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.analysis.sweep import expand
+from fedexp.config.build import resolve
 from fedexp.config.run_names import run_name
+from fedexp.core.errors import ConfigError
 from fedexp.core.views import VIEWS, file_of
 from fedexp.data.partitioned import later_partitions
 from fedexp.rundir import files
-from fedexp.rundir.elsewhere import noted
+from fedexp.rundir.elsewhere import complete, finished_by_training, noted
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.wholeness import OVER as OVER
 from fedexp.trackers.progress import duration
 
 # What two runs must share for a round of one to take as long as a round of the other; then what may differ.
-WORK = ("dataset", "model", "local", "num_clients", "participation", "scenario._target_", "hardware.device",
-        "hardware.precision")  # fmt: skip
+WORK = ("dataset", "model", "local.epochs", "local.batch_size", "local.optimizer", "num_clients", "participation",
+        "scenario._target_", "hardware.device", "hardware.precision")  # fmt: skip
 GROWING = (
     *(files.ROUNDS, files.CLIENTS, files.TASKS),
     *(file_of(name, view) for name in (files.CLASSES, files.LOCAL) for view in VIEWS),
@@ -44,6 +48,14 @@ class Planned:
         """Return the number of rounds of one task, where there are several."""
         own = (self.config.get("scenario") or {}).get("rounds_per_task")  # by default an interpolation of `rounds`
         return own if isinstance(own, int) else int(self.config.get("rounds", 0))
+
+    @cached_property
+    def resolved(self) -> Mapping[str, Any] | None:
+        """Return the configuration without interpolations; None where it has a fault, which the job itself will name."""
+        try:
+            return resolve(OmegaConf.create(dict(self.config)))  # type: ignore[arg-type]
+        except ConfigError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,19 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
                 plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
                 jobs.setdefault(directory, Planned(directory, plain, tuple(job)))  # type: ignore[arg-type]
     return list(jobs.values())
+
+
+def runs_elsewhere(jobs: Sequence[Planned]) -> dict[Path, Path]:
+    """The directory of each job that a finished run of another sweep stands for -> that of the run."""
+    found: dict[Path, Path] = {}
+    for folder in dict.fromkeys(job.directory.absolute().parent.parent for job in jobs):
+        finished = finished_by_training(folder / "any")
+        for job in jobs if finished else ():
+            if job.resolved is None or job.directory.absolute().parent.parent != folder:
+                continue
+            if other := complete(job.directory, job.resolved, finished):
+                found[job.directory] = other
+    return found
 
 
 def status(job: Planned) -> str:
@@ -142,7 +167,13 @@ def work_of(config: Mapping[str, Any]) -> list[Any]:
     values = OmegaConf.create(dict(config))
     chosen = [OmegaConf.select(values, key, throw_on_resolution_failure=False) for key in WORK]
     chosen[0] = OmegaConf.select(values, "dataset.name")
+    chosen[-2] = device_of(str(chosen[-2]))
     return [OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for value in chosen]
+
+
+def device_of(asked: str) -> str:
+    """Return what `hardware.device` is on this machine: cpu or cuda, cuda:1 as it stands."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
 
 
 def target(config: Mapping[str, Any], group: str) -> str:
@@ -161,18 +192,24 @@ def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate
     return Estimate(max(rounds - done, 0) * run.seconds, disk, run.memory, about)
 
 
-def show(jobs: Sequence[Planned], measured: Sequence[Measured], shared: Collection[Path] = ()) -> None:
+def show(
+    jobs: Sequence[Planned],
+    measured: Sequence[Measured],
+    shared: Collection[Path] = (),
+    finished: Mapping[Path, Path] = {},
+) -> None:
     """Print a line a job, what is left in all, and as the last line `N jobs: D done, ...`.
 
-    shared: directories of jobs that another job of these stands for."""
+    shared: directories of jobs that another job of these stands for; finished: of `runs_elsewhere`."""
     counts: Counter[str] = Counter()
     found: list[Estimate] = []
     unknown = 0
     several = len({job.directory.parent for job in jobs}) > 1
     for job in jobs:
-        state = "shared" if job.directory in shared else status(job)
+        state, text = "shared" if job.directory in shared else status(job), ""
+        if state not in OVER and (other := finished.get(job.directory)) is not None:
+            state, text = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
         counts["done" if state in OVER else state.split()[0]] += 1
-        text = ""
         if state not in (*OVER, "shared"):
             if each := estimate(job, state, measured):
                 found.append(each)

@@ -60,20 +60,34 @@ def config_of(directory: Path) -> dict[str, Any]:
     return RunDirectory(directory).config
 
 
-def complete(directory: Path, config: Mapping[str, Any]) -> Path | None:
+def training(config: Mapping[str, Any]) -> str:
+    """Return a key that is equal for configurations that train the same models, whatever is tested of them."""
+    return exact({**config, "test_views": [PLAIN], "evaluate": ["global"]})
+
+
+Finished = Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]  # `training` -> directories and configurations
+
+
+def finished_by_training(directory: Path) -> Finished:
+    """The runs of `finished_runs` for many questions of `complete`; those without a readable configuration are left
+    out."""
+    found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
+    for run in finished_runs(directory):
+        if config := config_of(run):
+            found.setdefault(training(config), []).append((run, config))
+    return found
+
+
+def complete(directory: Path, config: Mapping[str, Any], finished: Finished | None = None) -> Path | None:
     """Return the run elsewhere that makes the job of this directory needless; None where there is none.
 
     It may have more test views, or test personal models too, since that changes no number of the others, but never
-    less."""
-    wanted, views, subjects = exact(config), {*views_of(config)}, subjects_of(config)
-    for other in finished_runs(directory):
-        found = config_of(other) if other != directory.absolute() else {}
-        if not found or not ({*views_of(found)} >= views and subjects_of(found) >= subjects):
-            continue
-        if finished_summary(other) is None:
-            continue
-        tests = {"test_views": [*config.get("test_views", [PLAIN])], "evaluate": [*config.get("evaluate", ["global"])]}
-        if exact(found | tests) == wanted:
+    less. finished: the runs to look at, where they are known."""
+    views, subjects = {*views_of(config)}, subjects_of(config)
+    known = finished_by_training(directory) if finished is None else finished
+    for other, found in known.get(training(config), ()):
+        enough = {*views_of(found)} >= views and subjects_of(found) >= subjects
+        if enough and other != directory.absolute() and finished_summary(other) is not None:
             return other
     return None
 
