@@ -230,6 +230,7 @@ def test_accuracy_after_a_task_and_at_a_round(tmp_path):
     for column, expected in (("T1", 70.0), ("T2", 60.0)):
         row = one(table, setting=f"Class-IL; column Class-{column}; federated", method="CFeD")
         assert row["mean"] == pytest.approx(expected)
+        assert (row["error_from"], row["order"]) == ("", "not judged: 1 of 3 methods")
     other = tmp_path / "other"
     make_run(
         other,
@@ -239,6 +240,24 @@ def test_accuracy_after_a_task_and_at_a_round(tmp_path):
     rows = cells(other, "fedka_table7")
     rows = rows[rows["method"] == "FedKA (H)"]
     assert rows["mean"].tolist() == pytest.approx([0.1, 0.3, 0.5, 1.0])
+
+
+def test_the_noise_of_a_task_is_that_of_its_own_last_ten_rounds(tmp_path):
+    """Average accuracies of 0.68 and 0.72 in turn while task 2 is learnt, so +-0.02 about their mean in the last ten
+    rounds: s = sqrt(10 x 0.02^2 / 9) = 0.02108. The rounds before these and of the other tasks do not count; task 3 has
+    one round alone, which says nothing."""
+    ends = [{"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)]
+    make_run(tmp_path, ["experiment=cfed/text_class", "algorithm=cfed"], [0.6] * 17, tasks=ends)
+    rounds = {"round": range(18), "test_accuracy": 0.6, "task": [0, 1, 1, 1, *[2] * 13, 3]}
+    rounds |= {"average_accuracy": [None, 0.1, 0.9, 0.1, 0.0, 0.9, 0.0, *[0.68, 0.72] * 5, 0.3]}
+    pd.DataFrame(rounds).to_csv(tmp_path / "run0" / "rounds.csv", index=False)
+    table = cells(tmp_path, "cfed_table1")
+    names = {"method": "CFeD", "metric": "average_accuracy"}
+    row = one(table, **names, setting="Class-IL; column Class-T1; federated")
+    assert (row["error"], row["error_from"]) == (pytest.approx(2.108, abs=1e-3), "last ten rounds of one seed")
+    assert row["tolerance"] == pytest.approx(4.216, abs=1e-3)
+    row = one(table, **names, setting="Class-IL; column Class-T2; federated")
+    assert (row["error_from"], row["tolerance"]) == ("", 2)
 
 
 def test_tables_of_a_named_sweep(tmp_path, capsys):

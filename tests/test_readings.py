@@ -4,11 +4,13 @@ import pandas as pd
 import pytest
 
 from fedexp.analysis import claims, parts
-from fedexp.analysis.aggregate import mark, tables_of, write_tables
+from fedexp.analysis.aggregate import mark, tables_of, write_report, write_tables
 from fedexp.analysis.compare import load_jobs
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
+from fedexp.rundir import evidence
 from test_compare import cells, make_run, one
+from test_evidence import remove_runs
 from toy_federation import CONF
 
 S2 = {"dataset": "CIFAR-10", "partition_param": "s=2", "metric": "accuracy"}
@@ -41,6 +43,18 @@ def test_both_readings_of_a_printed_value_stand_in_rows_of_their_own(tmp_path):
     # 0.49 and 3.49 points from the print; both forget 0 of the printed 0.6.
     (line,) = [line for line in text.splitlines() if line.startswith("| MOON | MOON: 1 of 1")]
     assert "MOON: 0.49, MOON (mu=0.1, released): 3.49" in line
+
+
+def test_a_reading_whose_runs_are_kept_as_files_stands_in_the_table(tmp_path):
+    """The report of Table 1 looked for the runs of the other reading in the directory, not among its files."""
+    root = tmp_path / "multirun"
+    for sweep, given in (("fedntd_table1", []), ("fedntd_table1_released", ["algorithm.mu=0.1"])):
+        make_run(root / sweep, [SETTING, "algorithm=moon", *given], [0.4])
+        evidence.keep_runs(root / sweep)
+        remove_runs(root / sweep)
+    write_report(root / "fedntd_table1", figures=False)
+    table = pd.read_csv(root / "fedntd_table1" / "table.csv", keep_default_na=False)
+    assert [one(table, **S2, method=name)["n"] for name in ("MOON", "MOON (mu=0.1, released)")] == [1, 1]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import yaml
 from fedexp.analysis.compare import cells, load_jobs, values_of
 from fedexp.analysis.judge import COLUMN, order, spearman, swapped, tolerance, with_order
 from fedexp.analysis.rules import Rule, ema, noise
+from fedexp.analysis.status import judged_orders
 from fedexp.analysis.sweep import launches, load_sweep, protocol_of
 from fedexp.config.options import list_options
 from fedexp.rundir.reader import RunDirectory
@@ -126,13 +127,16 @@ def test_swaps_beyond_noise_are_named():
     """Printed A 50 > B 40 > C 38. Ours B 46 > A 42: 4 apart, noise 2 sqrt(1 + 1) = 2.83, so swapped; with errors of
     1.5 each it is 4.24 and nothing can be said. C above B by 1 where the print has 2 between: within noise."""
     printed, none = [50.0, 40.0, 38.0], [None] * 3
-    assert swapped(column([42.0, 46.0, 30.0], [1.0, 1.0, 1.0], printed, none)) == ["B above A"]
-    assert swapped(column([42.0, 46.0, 30.0], [1.5, 1.5, 1.5], printed, none)) == []
-    assert swapped(column([60.0, 46.0, 47.0], [1.0, 1.0, 1.0], printed, none)) == []
-    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, none)) == ["C above B"]
+    assert swapped(column([42.0, 46.0, 30.0], [1.0, 1.0, 1.0], printed, none)) == (["B above A"], [])
+    assert swapped(column([42.0, 46.0, 30.0], [1.5, 1.5, 1.5], printed, none)) == ([], [])
+    assert swapped(column([60.0, 46.0, 47.0], [1.0, 1.0, 1.0], printed, none)) == ([], [])
+    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, none)) == (["C above B"], [])
     # The print's own standard deviations, 1 each: 2 apart is less than 2 sqrt(2).
-    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, [1.0, 1.0, 1.0])) == []
-    assert swapped(column([42.0, 46.0, 30.0], [None, 1.0, 1.0], printed, none)) == []
+    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, [1.0, 1.0, 1.0])) == ([], [])
+    # Without a known error of A nothing can be said of A and B; of a pair in the printed order nothing need be known.
+    assert swapped(column([42.0, 46.0, 30.0], [None, 1.0, 1.0], printed, none)) == ([], ["A"])
+    assert swapped(column([60.0, 46.0, 30.0], [None, None, 1.0], printed, none)) == ([], [])
+    assert swapped(column([42.0, 46.0, 50.0], [None, 1.0, 1.0], printed, none)) == (["C above B"], ["A"])
 
 
 def tidy(mean, last10):
@@ -149,6 +153,21 @@ def test_the_order_of_a_column():
     assert (plain["rho"], plain["order_by"]) == (pytest.approx(-1), "mean_of_last(10), plain test")
     assert plain["order"] == "swapped: B above A; C above A; C above B"
     assert order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
+
+
+def test_an_order_without_known_noise_is_not_called_reproduced():
+    """The print has A > B > C. Of A no error is known and B is above it: that is neither noise nor a swap. A swap that
+    is known beside it counts; where all stand as printed, no noise need be known."""
+    table = tidy([8.0, 9.0, 7.0], [1.0] * 3).assign(error=[None, 0.1, 0.1])
+    found = order(table)
+    assert (found["rho"], found["order"]) == (
+        pytest.approx(0.5), "not judged: no seeds or rounds to take the noise of A from"
+    )  # fmt: skip
+    table = table.assign(**dict.fromkeys(COLUMN, "x"), **found)
+    assert judged_orders(table) == []
+    assert judged_orders(table.assign(order="no swap beyond noise")) == ["no swap beyond noise"]
+    assert order(table.assign(mean=[7.0, 8.0, 9.0]))["order"] == "swapped: C above B"
+    assert order(table.assign(mean=[9.0, 8.0, 7.0]))["order"] == "no swap beyond noise"
 
 
 def cfed_column(protocols, changes):

@@ -152,7 +152,7 @@ def write_tables(directory: Path, source: Path | None = None, asked: paper_table
     jobs = all_jobs(source or directory)
     for line in (left_out := damage_of(jobs)):
         log.warning("%s: %s", directory, line)
-    tables = tables_of(directory, jobs)
+    tables = tables_of(source or directory, jobs)
     if tables is None:
         return []
     tidy, targets, search = tables.tidy, tables.targets, sweep_of(directory)

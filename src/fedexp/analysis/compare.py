@@ -27,6 +27,7 @@ TABLES = Path(__file__).parent / "published" / "tables.csv"
 RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
 CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
 NEVER = math.inf
+OF_TASKS = ("average_accuracy", "new_task_accuracy")
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")  # of FedAvg itself all its rounds and 1, by definition
 # Beginnings of overrides that say where a run is computed; hardware.precision is not one of them.
 WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs"))
@@ -52,6 +53,17 @@ def reported(run: RunDirectory, rule: Rule, metric: str) -> float | None:
     if rule.value == "last":
         return run.summary.get(metric if rule.view == "plain" else f"{metric}_{rule.view}")
     return rule.reported(values_of(run, rule, metric), metric)
+
+
+def series(run: RunDirectory, rule: Rule, measure: Mapping[str, Any]) -> list[float]:
+    """Return what a number stands at the end of within its run, round by round: its metric in the view of the rule, or
+    its metric while its task was learnt; [] for what has no value a round (rounds to a target, alignment)."""
+    kind = str(measure["value"])
+    if kind in COLUMNS:
+        return values_of(run, rule, kind)
+    if kind in OF_TASKS and kind in run.table:
+        return run.table.loc[run.table["task"] == int(measure["task"]), kind].dropna().tolist()
+    return []
 
 
 Found = tuple[RunDirectory, Mapping[str, Any]]  # a run of a printed cell, with what to measure
@@ -147,7 +159,7 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
     ruled = sound and sound[0][1]["value"] in COLUMNS
     metric = str(sound[0][1]["value"]) if ruled else ""
     runs = [run for run, _ in sound]
-    within = [rule.standard_error(values_of(run, rule, metric)) if metric else None for run in runs]
+    within = [rule.standard_error(series(run, rule, measure)) for run, measure in sound]
     error = scaled(noise((values / scale).tolist(), within), scale)
     allowed = None if target is None else tolerance(row, error.error)
     lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
@@ -238,7 +250,7 @@ class Context:
                 return reported(run, self.sweep.rule, kind)
             case "accuracy_at":
                 return run.accuracy_at(int(measure["round"]))
-            case "average_accuracy" | "new_task_accuracy":
+            case _ if kind in OF_TASKS:
                 ends = {end["task"]: end[kind] for end in run.summary.get("tasks", ())}
                 return ends.get(int(measure["task"]))
             case "rounds_to":

@@ -96,10 +96,11 @@ def order(column: pd.DataFrame) -> dict[str, Any]:
     known = column.dropna(subset=ours)
     if len(known) < 3:
         return {"rho": None, "order": f"not judged: {len(known)} of 3 methods", "order_by": ""}
-    swaps = swapped(known.rename(columns={ours: "ours", error: "ours_error"}, errors="raise"))
+    swaps, unknown = swapped(known.rename(columns={ours: "ours", error: "ours_error"}, errors="raise"))
+    unjudged = f"not judged: no seeds or rounds to take the noise of {', '.join(unknown)} from"
     return {
         "rho": spearman(known[ours], known["printed"]),
-        "order": f"swapped: {'; '.join(swaps)}" if swaps else "no swap beyond noise",
+        "order": f"swapped: {'; '.join(swaps)}" if swaps else unjudged if unknown else "no swap beyond noise",
         "order_by": (str(known["rule"].iloc[0]) or TABLE) if ruled else "mean_of_last(10), plain test",
     }
 
@@ -114,22 +115,26 @@ def spearman(first: pd.Series, second: pd.Series) -> float | None:
     return float(((ranks - ranks.mean()) * (others - others.mean())).mean()) / spread
 
 
-def swapped(methods: pd.DataFrame) -> list[str]:
+def swapped(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
     """Return the pairs that stand the other way round than printed, both here and there by more than two standard
-    errors of the difference. Where ours has no error known, nothing can be said; where the print has none, its
-    difference counts.
+    errors of the difference; and the methods without a known error in pairs that stand so, of which nothing can be
+    said. Where the print has no error, its difference counts.
 
     methods: columns method, ours, ours_error, printed, printed_std."""
-    rows, found = methods.to_dict("records"), []
+    rows, found = methods.to_dict("records"), list[str]()
+    unknown: dict[str, None] = {}
     for i, one in enumerate(rows):
         for other in rows[i + 1 :]:
             high, low = (one, other) if one["ours"] > other["ours"] else (other, one)
             ours, printed = high["ours"] - low["ours"], low["printed"] - high["printed"]
-            noise = 2 * math.hypot(*(math.inf if missing(r["ours_error"]) else r["ours_error"] for r in (high, low)))
             spread = 2 * math.hypot(*(0.0 if missing(r["printed_std"]) else r["printed_std"] for r in (high, low)))
-            if ours > noise and printed > spread:
+            if not ours or printed <= spread:
+                continue
+            without = [str(r["method"]) for r in (one, other) if missing(r["ours_error"])]
+            unknown |= dict.fromkeys(without)
+            if not without and ours > 2 * math.hypot(high["ours_error"], low["ours_error"]):
                 found.append(f"{high['method']} above {low['method']}")
-    return found
+    return found, [*unknown]
 
 
 def missing(value: float | None) -> bool:

@@ -183,7 +183,7 @@ def row(each: Standing, costs: Costs, data: Sequence[Path]) -> list[str]:
 def judged_orders(table: pd.DataFrame) -> list[str]:
     """The verdict on the order of the methods of each column of the paper's table that has one, of one on other data
     too."""
-    judged = table[table["order_by"].fillna("") != ""]
+    judged = table[(table["order_by"].fillna("") != "") & ~table["order"].fillna("").str.startswith("not judged")]
     return [str(group["order"].iloc[0]) for _, group in judged.groupby(list(COLUMN), sort=False)]
 
 

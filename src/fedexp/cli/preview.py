@@ -51,7 +51,7 @@ class Planned:
 
     @cached_property
     def resolved(self) -> Mapping[str, Any] | None:
-        """Return the configuration without interpolations; None where it has a fault, which the job itself will name."""
+        """Return the configuration without interpolations; None with a fault, which the job itself will name."""
         try:
             return resolve(OmegaConf.create(dict(self.config)))  # type: ignore[arg-type]
         except ConfigError:
