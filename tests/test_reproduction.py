@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from fedexp.analysis.aggregate import mark, write_report, write_tables
-from fedexp.analysis.reproduction import document, facts, main, read_table
+from fedexp.analysis.reproduction import VALUE, document, facts, main, read_table, whole
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.rundir import evidence
@@ -128,6 +128,26 @@ def test_a_row_of_the_overview(tmp_path):
     assert commits == ", ".join(sorted({run["commit"] for run in runs} | {"abcdef0"}))
     assert hardware == ", ".join(sorted({f"{m['name']} ({m['device']}, {m['precision']})" for m in machines}))
     assert facts(sweep, None)[:2] == ["196", "not run"]
+
+
+def test_a_value_that_is_read_in_two_ways_counts_once():
+    """Of A both readings were run, of B the second alone, of C the first in full, of D the second in full; the order of
+    the column is that of the first reading."""
+
+    def table(protocols, order):
+        rows = pd.DataFrame({"method": list("ABCD"), "protocol": protocols, "verdict": "within", "order": order})
+        rows["verdict"] = rows["verdict"].where(rows["protocol"] == "full", "not judged: reduced protocol")
+        rows = rows.assign(order_by="last", **dict.fromkeys(set(VALUE) - {"method"}, "x"))
+        return rows
+
+    first = table(["reduced", "", "full", "reduced"], "no swap beyond noise")
+    tables = {"other": table(["reduced", "reduced", "reduced", "full"], "swapped: A above B"), "first": first}
+    text = whole(tables, {"other"})
+    assert "2 printed values are measured at the full protocol: 2 within. 2 are measured with other data" in text
+    assert text.endswith("In 1 of 1 columns with enough methods, no two are swapped beyond noise.")
+    assert "2 printed values are measured at the full protocol: 2 within." in whole(tables)
+    assert whole(tables).endswith("In 1 of 2 columns with enough methods, no two are swapped beyond noise.")
+    assert whole({}) == "**Where it stands.** 0 printed values are measured at the full protocol."
 
 
 def test_it_is_written_and_checked(tmp_path, capsys):

@@ -6,15 +6,11 @@ that are learned, in all tasks together, the number of these classes, and of cli
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from fedexp.config.options import LOADER, conf_directory
-
-if TYPE_CHECKING:
-    pass
-
 
 WORDS = {"train": "training examples", "test": "test examples", "classes": "classes", "clients": "clients"}
 ROUNDING = 0.001  # of the expected number: a split by fractions may round elsewhere

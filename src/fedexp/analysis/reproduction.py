@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -25,6 +25,8 @@ from fedexp.core.storage import write_atomically
 
 NUMBERS = ("n", "diverged", "mean", "std", "error", "plain_last", "plain_last10", "plain_error", "printed",
            "printed_std", "difference", "tolerance", "rho", "not_shown")  # fmt: skip
+VALUE = ("paper", "table", *compare.CELL, "metric")  # what tells printed values apart
+NOTHING = pd.DataFrame(columns=[*VALUE, "protocol", "verdict"])
 HEAD = "<!-- Written by `fedexp reproduction` from multirun/*/table.csv and docs/reproduction/*.md. -->"
 COLUMNS = ("printed values", "full protocol", "reduced", "seeds", "verdicts", "commits", "hardware")
 HOW = (
@@ -70,7 +72,8 @@ def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:
     names = [sweep.name for sweep in sweeps]
     notes = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))}
     tables = {sweep.name: read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps}
-    intro = [HEAD, notes.pop("intro", "# Reproduction"), whole(tables)]
+    others = {other for sweep in sweeps for other in sweep.readings}
+    intro = [HEAD, notes.pop("intro", "# Reproduction"), whole(tables, others)]
     texts = [*intro, "## Tables and figures of the papers", HOW]
     rows = [facts(sweep, tables[sweep.name]) for sweep in sweeps]
     texts.append(layout.markdown(pd.DataFrame(rows, index=[f"`{name}`" for name in names], columns=list(COLUMNS))))
@@ -82,13 +85,19 @@ def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:
     return "\n\n".join(part.strip() for part in texts) + "\n"
 
 
-def whole(tables: Mapping[str, pd.DataFrame | None]) -> str:
-    """Return in words what all tables together say under the papers' rules."""
-    printed = [parts.printed_once(table) for table in tables.values() if table is not None and "protocol" in table]
-    full = [table[table["protocol"] == "full"] for table in printed]
-    reduced = sum(int((table["protocol"] == "reduced").sum()) for table in printed)
-    verdicts = Counter(text for table in full for text in table["verdict"])
-    orders = [text for table in printed for text in judged_orders(table)]
+def whole(tables: Mapping[str, pd.DataFrame | None], others: Collection[str] = ()) -> str:
+    """Return in words what all tables together say under the papers' rules.
+
+    others: sweeps that read values of another one's table differently. A value counts once, by its first reading where
+    both are run alike; the order of a column is that of the first."""
+    known = {name: table for name, table in tables.items() if table is not None and "protocol" in table}
+    names = sorted(known, key=lambda name: name in others)  # stable
+    printed = [parts.printed_once(known[name]) for name in names]
+    both = pd.concat([table[[*VALUE, "protocol", "verdict"]].fillna("") for table in printed] or [NOTHING])
+    measured = both[both["protocol"] != ""].sort_values("protocol", kind="stable").drop_duplicates(list(VALUE))
+    verdicts = Counter(measured.loc[measured["protocol"] == "full", "verdict"])
+    reduced = int((measured["protocol"] == "reduced").sum())
+    orders = [text for name in names if name not in others for text in judged_orders(known[name])]
     said = ", ".join(f"{number} {kind}" for kind, number in verdicts.most_common())
     texts = [f"{sum(verdicts.values())} printed values are measured at the full protocol{f': {said}' if said else ''}."]
     if reduced:
