@@ -56,8 +56,8 @@ def reported(run: RunDirectory, rule: Rule, metric: str) -> float | None:
 
 
 def series(run: RunDirectory, rule: Rule, measure: Mapping[str, Any]) -> list[float]:
-    """Return what a number stands at the end of within its run, round by round: its metric in the view of the rule, or
-    its metric while its task was learnt; [] for what has no value a round (rounds to a target, alignment)."""
+    """Return the values of the rounds of a run from which its number's noise is taken: its metric in the view of the
+    rule, or that of the rounds of its task; [] for what has no value a round (rounds to a target, alignment)."""
     kind = str(measure["value"])
     if kind in COLUMNS:
         return values_of(run, rule, kind)
