@@ -1,6 +1,8 @@
 """`budget=<minutes>`: the order of the jobs, the deadline within a run, and what is left behind."""
 
 import json
+import re
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +12,11 @@ import pytest
 
 from fedexp.cli import budget, main
 from fedexp.cli.arguments import sort_out
-from fedexp.cli.preview import Measured, plan, status
+from fedexp.cli.preview import Measured, Planned, kept_jobs, plan, status
 from fedexp.core.errors import BudgetSpent
 from fedexp.core.private.of_hydra import sweeping
 from fedexp.rundir import elsewhere
+from fedexp.rundir.evidence import kept_below
 from fedexp.training.deadline import Deadline
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -198,6 +201,51 @@ def test_preview_says_how_far_the_budget_goes(here, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == (
         "budget 0:01:00, one job at a time in this order: 2 of 3 that are left would be complete, 0 begun"
     )
+
+
+def test_what_is_kept_comes_last_and_says_how_long_a_round_takes(here, capsys):
+    """Seed 0 was run and only its file is left: seed 1 comes first, with an estimate from that file."""
+    assert fedexp("seed=0", "rounds=2", "hydra.sweep.dir=multirun/a") == 0
+    assert main.main(["report", "multirun/a", "--keep", "--no-figures"]) == 0
+    (made,) = (here / "multirun" / "a").glob("digits_*")
+    (kept,) = kept_below([here / "multirun"])
+    shutil.rmtree(made)
+    capsys.readouterr()
+    queue = budget.make_queue([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [], 60, time.time())
+    assert [(slot.job.config["seed"], slot.kept) for slot in queue.slots] == [(1, False), (0, True)]
+    seconds = [float(cell) for cell in kept["tables"]["rounds.csv"]["seconds"].split(",") if cell]
+    assert queue.slots[0].seconds == pytest.approx(sum(seconds))  # of two rounds: their median twice
+    budget.show_queue(queue)
+    first, second, *_, counts, _ = capsys.readouterr().out.splitlines()
+    assert re.search(rf"_seed1_\S+ +new .* disk \?, .*on {re.escape(kept['summary']['hardware']['name'])}\)$", first)
+    assert re.search(r"_seed0_\S+ +kept ", second)
+    assert counts == "2 jobs: 0 done, 1 kept, 1 new"
+
+
+def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here):
+    """Plain views alone are not enough for a job with both; another rate is another run, other hardware is not."""
+
+    def jobs(*overrides: str) -> list[Planned]:
+        return plan([[*SMALL, "dataset=cifar10", "hydra.sweep.dir=multirun/a", *overrides]], CONF, [])
+
+    def is_kept(job: list[Planned], *kept: list[Planned]) -> bool:
+        return bool(kept_jobs(job, [{"config": each[0].resolved} for each in kept]))
+
+    plain, both = jobs(), jobs("test_views=[plain,augmented]")
+    assert is_kept(plain, plain)
+    assert is_kept(plain, both)
+    assert is_kept(both, plain, both)
+    assert not is_kept(both, plain)
+    assert is_kept(plain, jobs("hardware.precision=bf16"))
+    assert not is_kept(plain, jobs("local.lr=0.5"))
+    assert not is_kept(plain, jobs("seed=1"))
+
+
+def test_a_kept_file_that_cannot_be_read_is_passed_over(here):
+    """So that a preview comes about; `fedexp report` names the file."""
+    (here / "a" / "runs").mkdir(parents=True)
+    (here / "a" / "runs" / "x.json.xz").write_bytes(b"no file of a run")
+    assert list(kept_below([here])) == []
 
 
 def test_the_sweeper_of_hydra_is_as_before_after_a_budget():

@@ -6,7 +6,7 @@ save their state and end (fedexp.training.deadline).
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedexp.cli.preview import (
     Planned,
     closest,
     estimate,
-    measurements,
+    known_runs,
     plan,
     runs_elsewhere,
     show,
@@ -47,12 +47,14 @@ class Slot:
     round_seconds: float | None  # from measured rounds; None where there are none
     seconds: float | None  # that are left
     repetition: int  # of its cell: 0 for the first seed
+    kept: bool  # its values are in the tables already, from a file of --keep
 
     @property
-    def worth(self) -> tuple[int, int, float]:
-        """Return the key by which jobs are ordered: first seeds, then what many tables share, then what is cheap."""
+    def worth(self) -> tuple[bool, int, int, float]:
+        """Return the key by which jobs are ordered: what no table has yet; of this first seeds, then what many tables
+        share, then what is cheap."""
         left = float("inf") if self.seconds is None else self.seconds
-        return self.repetition, -1 - len(self.twins), left
+        return self.kept, self.repetition, -1 - len(self.twins), left
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,13 @@ class Queue:
 def make_queue(lists: Sequence[Sequence[str]], extra: Sequence[Path], minutes: float, began: float) -> Queue:
     """The jobs of these multiruns by worth. extra: the user's own groups; began: when the command did."""
     jobs = plan(lists, conf_directory(), extra)
-    folders = {job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")}
-    measured = measurements(sorted(folders))
-    slots = sorted(slots_of(jobs, measured), key=lambda slot: slot.worth)  # stable: else as the sweeps have them
+    measured, kept = known_runs(jobs)
+    slots = sorted(slots_of(jobs, measured, kept), key=lambda slot: slot.worth)  # stable: else as the sweeps have them
     return Queue(tuple(jobs), tuple(slots), tuple(measured), minutes, began + 60 * minutes)
 
 
-def slots_of(jobs: Sequence[Planned], measured: Sequence[Measured]) -> Iterator[Slot]:
-    """Jobs that are the same run, put together."""
+def slots_of(jobs: Sequence[Planned], measured: Sequence[Measured], kept: Collection[Path] = ()) -> Iterator[Slot]:
+    """Jobs that are the same run, put together. kept: of `kept_jobs`."""
     same: dict[str, list[Planned]] = {}
     seeds: dict[str, list[str]] = {}  # of each cell, in their order
     cells: dict[str, str] = {}
@@ -128,6 +129,7 @@ def slots_of(jobs: Sequence[Planned], measured: Sequence[Measured]) -> Iterator[
             round_seconds=None if like is None else like.seconds,
             seconds=None if left is None else left.seconds,
             repetition=seeds[cells[run]].index(run),
+            kept=any(each.directory in kept for each in members),
         )
 
 
@@ -150,7 +152,8 @@ def show_queue(queue: Queue) -> None:
     twins = [twin for slot in queue.slots for twin in slot.twins]
     shared = {twin.directory for twin in twins if status(twin) not in OVER}
     finished = {slot.job.directory: slot.done for slot in queue.slots if slot.done is not None}
-    show([*(slot.job for slot in queue.slots), *twins], queue.measured, shared, finished)
+    kept = {job.directory for slot in queue.slots if slot.kept for job in (slot.job, *slot.twins)}
+    show([*(slot.job for slot in queue.slots), *twins], queue.measured, shared, finished, kept)
     left, whole, begun = 60 * queue.minutes, 0, 0
     for slot in (slot for slot in queue.waiting if slot.seconds is not None):
         assert slot.seconds is not None

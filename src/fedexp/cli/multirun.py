@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 def show_preview(asked: Asked, extra: list[Path]) -> int:
     """List the jobs of a sweep and run none."""
     from fedexp.cli.budget import make_queue, show_queue
-    from fedexp.cli.preview import measurements, plan, runs_elsewhere, show, status
+    from fedexp.cli.preview import known_runs, plan, runs_elsewhere, show, status
 
     if asked.budget is not None:
         show_queue(make_queue(asked.launches, extra, asked.budget, time.time()))
         return 0
     jobs = plan(asked.launches, conf_directory(), extra)
-    folders = {job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")}
+    measured, kept = known_runs(jobs)
     finished = runs_elsewhere([job for job in jobs if status(job) == "new"])  # what has begun goes on
-    show(jobs, measurements(sorted(folders)), finished=finished)
+    show(jobs, measured, finished=finished, kept=kept)
     return 0
 
 

@@ -17,10 +17,11 @@ from fedexp.analysis.sweep import expand
 from fedexp.config.build import resolve
 from fedexp.config.run_names import run_name
 from fedexp.core.errors import ConfigError
-from fedexp.core.views import VIEWS, file_of
+from fedexp.core.views import VIEWS, file_of, views_of
 from fedexp.data.partitioned import later_partitions
 from fedexp.rundir import files
-from fedexp.rundir.elsewhere import complete, finished_by_training, noted
+from fedexp.rundir.elsewhere import alike, complete, finished_by_training, noted
+from fedexp.rundir.evidence import kept_below
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.wholeness import OVER as OVER
@@ -57,6 +58,10 @@ class Planned:
         except ConfigError:
             return None
 
+    @cached_property
+    def work(self) -> list[Any]:
+        return work_of(self.config)
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -69,6 +74,11 @@ class Measured:
     per_round: float  # bytes by which these grow
     per_client: float  # bytes of a client's kept state
     memory: int | None  # bytes at the peak, of all its processes; None where the run has not noted it
+    hardware: str = ""  # of a run of which only the file of --keep is here, whose disk is not known; else ""
+
+    @cached_property
+    def work(self) -> list[Any]:
+        return work_of(self.config)
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,9 @@ class Estimate:
     """Estimate of what a job will take."""
 
     seconds: float
-    disk: float  # bytes
+    disk: float | None  # bytes
     memory: int | None  # bytes
-    about: str  # "" where it stems from the same algorithm
+    about: str  # "" where it stems from a run of the same algorithm here
 
 
 def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> list[Planned]:
@@ -109,6 +119,21 @@ def runs_elsewhere(jobs: Sequence[Planned]) -> dict[Path, Path]:
     return found
 
 
+def kept_jobs(jobs: Sequence[Planned], kept: Sequence[Mapping[str, Any]]) -> set[Path]:
+    """The directories of the jobs whose run is among these contents of files of `--keep`, with all test views of the
+    job: their values are in the tables already."""
+    views: dict[tuple[str, Any], set[str]] = {}
+    for config in (value["config"] for value in kept):
+        views.setdefault((alike(config), config.get("seed")), set()).update(views_of(config))
+    found = set()
+    for job in jobs:
+        if job.resolved is not None and {*views_of(job.resolved)} <= views.get(
+            (alike(job.resolved), job.resolved.get("seed")), set()
+        ):
+            found.add(job.directory)
+    return found
+
+
 def status(job: Planned) -> str:
     """completed, diverged, failed, damaged, running, `interrupted at r`, or new. A run of another sweep may stand for
     it."""
@@ -119,6 +144,13 @@ def status(job: Planned) -> str:
     if run.has(files.SUMMARY):
         return run.status
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
+
+
+def known_runs(jobs: Sequence[Planned]) -> tuple[list[Measured], set[Path]]:
+    """(what is measured below the working directory and the directories of these jobs, `kept_jobs`)."""
+    folders = sorted({job.directory.parent for job in jobs} | {Path("multirun"), Path("outputs")})
+    kept = list(kept_below(folders))
+    return [*measurements(folders), *measure_kept(kept)], kept_jobs(jobs, kept)
 
 
 def measurements(folders: Sequence[Path]) -> list[Measured]:
@@ -154,10 +186,34 @@ def measure(run: RunDirectory, seconds: float) -> Measured:
     )
 
 
+def measure_kept(kept: Sequence[Mapping[str, Any]]) -> list[Measured]:
+    """Return what the files of `--keep` say of the time and memory of their runs."""
+    found = []
+    for value in kept:
+        cells = (value.get("tables", {}).get(files.ROUNDS) or {}).get("seconds", "").split(",")
+        seconds, hardware = [float(cell) for cell in cells if cell], value["summary"].get("hardware") or {}
+        if seconds:
+            used = {"device": hardware.get("device", "cpu"), "precision": hardware.get("precision", "fp32")}
+            found.append(
+                Measured(
+                    config={**value["config"], "hardware": {**value["config"].get("hardware", {}), **used}},
+                    seconds=statistics.median(seconds),
+                    tasks=sum("from_round" not in each["info"] for each in value.get("partitions", ())) or 1,
+                    fixed=0,
+                    per_round=0.0,
+                    per_client=0.0,
+                    memory=(value["summary"].get("peak_memory") or {}).get("host"),
+                    hardware=str(hardware.get("name", "another machine")),
+                )
+            )
+    return found
+
+
 def closest(job: Planned, measured: Sequence[Measured]) -> tuple[Measured | None, bool]:
-    """Return the closest run as (a run with the same work, whether its algorithm is the same too)."""
-    wanted = work_of(job.config)
-    like = [run for run in measured if work_of(run.config) == wanted]
+    """Return the closest run as (a run with the same work, whether its algorithm is the same too). Runs that are here
+    come before those of which only a file is kept: these may be from another machine."""
+    like = [run for run in measured if run.work == job.work]
+    like = [run for run in like if not run.hardware] or like
     same = [run for run in like if target(run.config, "algorithm") == target(job.config, "algorithm")]
     return next(iter(same or like), None), bool(same)
 
@@ -188,8 +244,8 @@ def estimate(job: Planned, state: str, measured: Sequence[Measured]) -> Estimate
     rounds = job.rounds * run.tasks
     done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
     disk = run.fixed + run.per_round * rounds + run.per_client * int(job.config.get("num_clients", 0))
-    about = "" if same else " (another algorithm's rounds)"
-    return Estimate(max(rounds - done, 0) * run.seconds, disk, run.memory, about)
+    about = "".join([" (another algorithm's rounds)"] * (not same) + [f" (on {run.hardware})"] * bool(run.hardware))
+    return Estimate(max(rounds - done, 0) * run.seconds, None if run.hardware else disk, run.memory, about)
 
 
 def show(
@@ -197,10 +253,12 @@ def show(
     measured: Sequence[Measured],
     shared: Collection[Path] = (),
     finished: Mapping[Path, Path] = {},
+    kept: Collection[Path] = (),
 ) -> None:
     """Print a line a job, what is left in all, and as the last line `N jobs: D done, ...`.
 
-    shared: directories of jobs that another job of these stands for; finished: of `runs_elsewhere`."""
+    shared: directories of jobs that another job of these stands for; finished: of `runs_elsewhere`; kept: of
+    `kept_jobs`."""
     counts: Counter[str] = Counter()
     found: list[Estimate] = []
     unknown = 0
@@ -209,6 +267,8 @@ def show(
         state, text = "shared" if job.directory in shared else status(job), ""
         if state not in OVER and (other := finished.get(job.directory)) is not None:
             state, text = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
+        if state == "new" and job.directory in kept:
+            state = "kept"
         counts["done" if state in OVER else state.split()[0]] += 1
         if state not in (*OVER, "shared"):
             if each := estimate(job, state, measured):
@@ -231,7 +291,8 @@ def show(
 
 def show_sum(found: Sequence[Estimate], more: str) -> None:
     """Print time and disk of these jobs together, and the memory of the largest."""
-    seconds, disk = sum(each.seconds for each in found), sum(each.disk for each in found)
+    seconds, disks = sum(each.seconds for each in found), [each.disk for each in found if each.disk is not None]
+    disk = sum(disks) if len(disks) == len(found) else None
     peak = max((each.memory for each in found if each.memory), default=None)
     print(
         f"left: {duration(seconds)} one after the other, {gigabytes(disk)} of disk{more} (from measured rounds, files)"

@@ -14,8 +14,8 @@ import json
 import lzma
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -170,6 +170,16 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(number, int) or number > FORMAT:
         raise ConfigError(f"{path}: has format {number}; this version of fedexp reads formats up to {FORMAT}")
     return value
+
+
+def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The contents of the files of all runs that are kept below these folders; one that cannot be read is passed
+    over, and so is a note that another sweep's run stands for a job."""
+    for path in sorted({path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}):
+        with suppress(ConfigError):
+            value = read(path)
+            if isinstance(value.get("config"), dict) and isinstance(value.get("summary"), dict):
+                yield value
 
 
 def unpack(path: Path, directory: Path) -> None:
