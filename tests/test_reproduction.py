@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fedexp.analysis.aggregate import mark, write_report, write_tables
+from fedexp.analysis.both_views import MARKER, filled
 from fedexp.analysis.reproduction import VALUE, document, facts, main, read_table, whole
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
@@ -99,7 +100,9 @@ def test_all_sweeps_and_notes_are_in_it():
         assert (f"| `{name}` |" in text) == bool(load_sweep(name, [CONF]).paper)
     for note in NOTES.glob("*.md"):
         body = note.read_text(encoding="utf-8").strip().partition("\n")[2].strip()
-        assert body in text, note.name
+        for part in MARKER.split(body)[::2]:  # between them the names of sweeps, which stand for tables
+            assert part.strip() in text, note.name
+    assert not MARKER.search(text)
 
 
 def test_a_row_of_the_overview(tmp_path):
@@ -148,6 +151,33 @@ def test_a_value_that_is_read_in_two_ways_counts_once():
     assert "2 printed values are measured at the full protocol: 2 within." in whole(tables)
     assert whole(tables).endswith("In 1 of 2 columns with enough methods, no two are swapped beyond noise.")
     assert whole({}) == "**Where it stands.** 0 printed values are measured at the full protocol."
+
+
+def test_a_note_has_the_runs_in_both_views():
+    """By hand, of a table without other runs: FedAvg judged in both views with accuracy 71.234 (+- 0.5 over seeds) and
+    F 0.256; FedProx tested in the plain view alone, FedNova reduced, the others not run."""
+    table = read_table(MULTIRUN / "fedntd_table1" / "table.csv")
+    setting = (table["dataset"] == "CIFAR-10") & (table["partition_param"] == "s=2")
+    clear = {"n": 0, "verdict": "not run", "protocol": "", "plain_last": float("nan")}
+    table = table.assign(**clear)
+    run = {"n": 2, "protocol": "full", "hardware": "EPYC (cpu, fp32); Xeon (cpu, bf16)"}
+    for method, metric, values in [
+        ("FedAvg", "accuracy", {"mean": 71.234, "std": 0.5, "plain_last": 80.0, "plain_last10": 79.5, "printed": 70.0,
+                                "verdict": "within"}),
+        ("FedAvg", "forgetting", {"mean": 0.256, "std": float("nan"), "plain_last": 0.1, "plain_last10": 0.125,
+                                  "printed": 0.2, "verdict": "outside"}),
+        ("FedProx", "accuracy", {"plain_last": 60.0, "verdict": "not judged: no augmented view"}),
+        ("FedNova", "accuracy", {"plain_last": 60.0, "verdict": "within", "protocol": "reduced"}),
+    ]:  # fmt: skip
+        rows = setting & (table["method"] == method) & (table["metric"] == metric) & (table["reading"] == "")
+        for name, value in {**run, **values}.items():
+            table.loc[rows, name] = value
+    lines = filled("Before.\n\n::: both_views fedntd_table1\n\nAfter.", {"fedntd_table1": table}).splitlines()
+    assert lines[:2] + lines[-2:] == ["Before.", "", "", "After."]
+    assert lines[4:-2] == [
+        "| CIFAR-10 s=2, FedAvg | bf16, fp32 | 71.23 ± 0.50*, F 0.26! | 80.00, F 0.10 | 79.50, F 0.12 | 70.00, F 0.20 |"
+    ]
+    assert filled("::: both_views other", {}) == "No run has both views yet."
 
 
 def test_it_is_written_and_checked(tmp_path, capsys):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis import compare, curves, layout, parts
+from fedexp.analysis import both_views, compare, curves, layout, parts
 from fedexp.analysis.status import judged_orders, status
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
@@ -72,6 +72,7 @@ def document(root: Path, pictures: Mapping[str, Sequence[Path]]) -> str:
     names = [sweep.name for sweep in sweeps]
     notes = {path.stem: path.read_text(encoding="utf-8").strip() for path in sorted(folder.glob("*.md"))}
     tables = {sweep.name: read_table(root / "multirun" / sweep.name / "table.csv") for sweep in sweeps}
+    notes = {name: both_views.filled(note, tables) for name, note in notes.items()}
     others = {other for sweep in sweeps for other in sweep.readings}
     intro = [HEAD, notes.pop("intro", "# Reproduction"), whole(tables, others)]
     texts = [*intro, "## Tables and figures of the papers", HOW]
