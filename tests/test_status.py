@@ -8,11 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis import report, reproduction
+from fedexp.analysis import report, reproduction, status
 from fedexp.analysis.aggregate import mark, write_tables
+from fedexp.analysis.sweep import load_sweep
 from fedexp.rundir import evidence
 from test_evidence import remove_runs
-from test_reproduction import run_directory
+from test_reproduction import ROOT, run_directory
+from toy_federation import CONF
 
 
 def row_of(out: str, sweep: str) -> dict[str, str]:
@@ -114,6 +116,19 @@ def test_values_of_a_committed_table_are_not_left(tmp_path, capsys):
     found = row_of(capsys.readouterr().out, "fedntd_table1")
     assert found["left (first seeds)"] == "97 of 98 jobs: not measured"
     assert found["spent"] == "-"
+
+
+def test_a_value_that_is_read_in_two_ways_is_measured_once():
+    """The same printed value outside in the first reading and within in the second, which has a row of its own."""
+    table = reproduction.read_table(ROOT / "multirun" / "fedntd_table1" / "table.csv").assign(n=0, protocol="")
+    cell = (table["dataset"] == "CIFAR-10") & (table["partition_param"] == "s=3") & (table["metric"] == "accuracy")
+    mine = cell & table["method"].str.startswith("FedNTD")
+    assert mine.sum() == 2
+    table.loc[mine, ["n", "protocol"]] = [1, "full"]
+    table.loc[mine, "verdict"] = ["outside", "within"]
+    sweep = load_sweep("fedntd_table1", [CONF])
+    row = status.row(status.Standing(sweep, table, {}, status.Hours()), status.Costs(), [])
+    assert row[:4] == ["196", "1 with 1 seed", "0", "1"]
 
 
 def test_a_damaged_file_is_one_message(tmp_path, capsys):

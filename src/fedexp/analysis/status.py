@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare, layout
+from fedexp.analysis import compare, layout, parts
 from fedexp.analysis.compare import departures, load_jobs
 from fedexp.analysis.elsewhere import dataset_of
 from fedexp.analysis.judge import COLUMN
@@ -24,11 +24,11 @@ from fedexp.rundir.reader import RunDirectory
 COLUMNS = ("printed", "measured, by seeds", "within", "outside", "order reproduced", "spent", "left (first seeds)",
            "missing")  # fmt: skip
 LEGEND = (
-    "measured: printed values with runs at the full protocol; order reproduced: columns of the paper's table without a "
-    "swap beyond noise. spent: core hours (seconds of all rounds x threads x workers) on CPUs, GPU hours on GPUs, of "
-    "the runs that are here or kept; left: one run of each job without a value in the view that the paper's rule "
-    "judges, from measured runs of the same method, else of the same data (~); missing: data sets without a folder "
-    "below data_dir (--data-dir), memory that this machine lacks."
+    "measured: printed values with runs at the full protocol (a sweep of another reading has a row of its own); order "
+    "reproduced: columns of the paper's table without a swap beyond noise. spent: core hours (seconds of all rounds x "
+    "threads x workers) on CPUs, GPU hours on GPUs, of the runs that are here or kept; left: one run of each job "
+    "without a value in the view that the paper's rule judges, from measured runs of the same method, else of the same "
+    "data (~); missing: data sets without a folder below data_dir (--data-dir), memory that this machine lacks."
 )
 
 
@@ -159,7 +159,8 @@ def status(sweeps: Sequence[tuple[Sweep, pd.DataFrame | None]], root: Path, data
 def row(each: Standing, costs: Costs, data: Sequence[Path]) -> list[str]:
     """A row of the table."""
     printed = [cell for cell in compare.printed_cells(each.sweep) if cell["method"] != "(all)"]
-    full = None if each.table is None or "protocol" not in each.table else each.table[each.table["protocol"] == "full"]
+    once = None if each.table is None or "protocol" not in each.table else parts.printed_once(each.table)
+    full = None if once is None else once[once["protocol"] == "full"]
     texts = ["", "", "", ""]
     if full is not None:
         seeds = sorted(Counter(full["n"].astype(int)).items())
