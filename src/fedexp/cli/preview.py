@@ -190,7 +190,7 @@ def measure_kept(kept: Sequence[Mapping[str, Any]]) -> list[Measured]:
     """Return what the files of `--keep` say of the time and memory of their runs."""
     found = []
     for value in kept:
-        cells = (value.get("tables", {}).get(files.ROUNDS) or {}).get("seconds", "").split(",")
+        cells = (value["tables"].get(files.ROUNDS) or {}).get("seconds", "").split(",")
         seconds, hardware = [float(cell) for cell in cells if cell], value["summary"].get("hardware") or {}
         if seconds:
             used = {"device": hardware.get("device", "cpu"), "precision": hardware.get("precision", "fp32")}

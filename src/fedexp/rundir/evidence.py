@@ -178,7 +178,7 @@ def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for path in sorted({path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}):
         with suppress(ConfigError):
             value = read(path)
-            if isinstance(value.get("config"), dict) and isinstance(value.get("summary"), dict):
+            if all(isinstance(value.get(part), dict) for part in ("config", "summary", "tables")):
                 yield value
 
 
