@@ -236,6 +236,8 @@ def test_a_kept_run_stands_for_jobs_that_test_no_more_than_it_did(here):
     assert is_kept(plain, both)
     assert is_kept(both, plain, both)
     assert not is_kept(both, plain)
+    assert not is_kept(jobs("evaluate=[global,personal]"), plain)
+    assert is_kept(plain, jobs("evaluate=[global,personal]"))
     assert is_kept(plain, jobs("hardware.precision=bf16"))
     assert not is_kept(plain, jobs("local.lr=0.5"))
     assert not is_kept(plain, jobs("seed=1"))

@@ -20,7 +20,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.views import VIEWS, file_of, views_of
 from fedexp.data.partitioned import later_partitions
 from fedexp.rundir import files
-from fedexp.rundir.elsewhere import alike, complete, finished_by_training, noted
+from fedexp.rundir.elsewhere import alike, complete, finished_by_training, noted, subjects_of
 from fedexp.rundir.evidence import kept_below
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
@@ -120,18 +120,23 @@ def runs_elsewhere(jobs: Sequence[Planned]) -> dict[Path, Path]:
 
 
 def kept_jobs(jobs: Sequence[Planned], kept: Sequence[Mapping[str, Any]]) -> set[Path]:
-    """The directories of the jobs whose run is among these contents of files of `--keep`, with all test views of the
-    job: their values are in the tables already."""
-    views: dict[tuple[str, Any], set[str]] = {}
+    """The directories of the jobs whose run is among these contents of files of `--keep`, and tested all that the job
+    tests: their values are in the tables already."""
+    tested: dict[tuple[str, Any], list[frozenset[str]]] = {}
     for config in (value["config"] for value in kept):
-        views.setdefault((alike(config), config.get("seed")), set()).update(views_of(config))
+        tested.setdefault((alike(config), config.get("seed")), []).append(tests_of(config))
     found = set()
     for job in jobs:
-        if job.resolved is not None and {*views_of(job.resolved)} <= views.get(
-            (alike(job.resolved), job.resolved.get("seed")), set()
-        ):
-            found.add(job.directory)
+        if (config := job.resolved) is not None:
+            others = tested.get((alike(config), config.get("seed")), ())
+            if any(tests_of(config) <= other for other in others):
+                found.add(job.directory)
     return found
+
+
+def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the test views of a configuration and whose models it tests."""
+    return frozenset(views_of(config)) | subjects_of(config)
 
 
 def status(job: Planned) -> str:
