@@ -18,7 +18,7 @@ from fedexp.algorithms.fedrod import FedRoD
 from fedexp.config.build import build, resolve
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.core.settings import require_subjects
+from fedexp.core.settings import Validation, require_subjects
 from fedexp.data.tasks import ClassIncremental
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import History
@@ -181,6 +181,35 @@ def test_every_client_s_own_model_is_tested(name):
     ]
     assert personal_accuracy(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
     assert np.array_equal(np.isnan(found["plain"]), counts == 0)
+
+
+@pytest.mark.parametrize("name", ["fedrod", "fedfomo"])
+def test_each_view_tests_own_models_on_its_own_examples(name):
+    """The accuracies in the validation view are the right answers on the validation examples over their numbers n_c,
+    and those in the plain view the same on the test examples. 11 of the 40 training examples are held out, so n_c
+    differs from the 5 test examples that each class has. Clients without a model of their own count with the global
+    one."""
+    held_out = Validation(fraction=0.275, per_client=False)
+    simulation = make_simulation(
+        PERSONAL[name], participation=0.4, evaluate=BOTH, evaluate_on="both", validation=held_out
+    )
+    state = play(simulation, 2)
+    bench, counts = simulation.bench, simulation.stages[0].partition.counts
+    found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
+    assert tuple(found) == ("plain", "validation")
+    validation = bench.data.validation
+    sets = {
+        "plain": (bench.load_test, torch.arange(20)),
+        "validation": (lambda i: bench.load_train(i, None), validation),
+    }
+    assert len(validation) == 11
+    for view, (load, numbers) in sets.items():
+        x, y = load(numbers)
+        for client in range(5):
+            model = own_model(name, simulation, state, client) or state.server["params"]
+            right = bench.net(model, x).logits.argmax(1) == y
+            slow = [float(right[y == c].double().mean()) if counts[client, c] else np.nan for c in range(4)]
+            np.testing.assert_allclose(found[view][client], slow, rtol=0, atol=1e-12)
 
 
 def test_fedproto_answers_with_the_nearest_prototype():

@@ -27,16 +27,15 @@ def has_personal_models(algorithm: FedAvg) -> bool:
 def evaluate_personal(
     simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int, of_global: Mapping[str, Evaluation]
 ) -> dict[str, np.ndarray]:
-    """Return view of the test set -> class accuracies float64 [K, C] of each client's own model after round `number`.
+    """Return view -> class accuracies float64 [K, C] of each client's own model after round `number`.
 
-    nan: a class that the client does not hold, or that the test set lacks. A client without a model of its own counts
-    with the global one. kept: client -> its state; of_global: the tests of the global model.
+    nan: a class that the client does not hold, or that the examples of the view lack. A client without a model of its
+    own counts with the global one. kept: client -> its state; of_global: the tests of the global model.
     """
     bench, info = simulation.bench, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
-    totals = torch.bincount(bench.data.y_test, minlength=bench.data.num_classes).cpu().numpy()
     bench.net.set_buffers(server["buffers"])
-    tests = {view: ModelTest(bench, server, bench.test_draws(view, number)) for view in of_global}
+    tests = {view: ModelTest(bench.tested_on(view), server, bench.test_draws(view, number)) for view in of_global}
     correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in of_global}
     for client in range(len(holds)):
         state = to(kept[client], bench.device) if client in kept else None
@@ -44,16 +43,22 @@ def evaluate_personal(
         for view, evaluation in of_global.items():
             found = evaluation.class_correct if model is None else tests[view].right(model, holds[client])
             correct[view][client] = found.cpu().numpy()
-    shares = {view: class_accuracy(counts, totals) for view, counts in correct.items()}
+    shares = {view: class_accuracy(counts, tests[view].totals) for view, counts in correct.items()}
     return {view: np.where(holds, accuracy, np.nan) for view, accuracy in shares.items()}
 
 
 class ModelTest:
-    """The test set as one of its views shows it, for many models."""
+    """The examples that a view shows, for many models. bench: with them as its test set (`tested_on`)."""
 
     def __init__(self, bench: ClientRuntime, server: Tree, draws: torch.Tensor | None):
         self.bench, self.server, self.draws = bench, server, draws
         self._features: torch.Tensor | None = None
+
+    @property
+    def totals(self) -> np.ndarray:
+        """Return the number of examples of each class, int64 [C]."""
+        data = self.bench.data
+        return torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
 
     @torch.no_grad()
     def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
