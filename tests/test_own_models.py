@@ -10,15 +10,25 @@ import pytest
 import torch
 from torch import nn
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.network import seeded_torch
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
 from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Timm, Torchvision
+from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
 from test_continual import stream
-from toy_federation import ENGINES, engines_compared, first_of_each_class, make_simulation, one_of_each_kind, play
+from toy_federation import (
+    ENGINES,
+    advance,
+    engines_compared,
+    first_of_each_class,
+    make_simulation,
+    one_of_each_kind,
+    play,
+)
 
 ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 MODEL = ("adapt", "needs_features", "needs_head", "must_train", "heads")  # what an algorithm wants of a model
@@ -127,6 +137,30 @@ def test_dropout_is_the_clients_own():
     assert_equal(other.server, first.server, atol=1e-12)
     without = play(simulation_of("FedAvg", Own(head="fc")), 2)
     assert not torch.equal(without.server["params"]["classifier.weight"], first.server["params"]["classifier.weight"])
+
+
+class Asked(FedAvg):
+    """At the start of a task the server notes what the model in training says of one grey image."""
+
+    def rehearse(self, net, server, pixels, info, rng):
+        net.load(server["params"], server["buffers"])
+        return server | {"said": net(net.params, torch.ones(1, *pixels.shape, dtype=torch.float64)).logits.detach()}
+
+
+@pytest.mark.parametrize("name", ["FedDF", "Flashback", "rehearse"])
+def test_dropout_on_the_server_is_the_round_s_own(name):
+    """The server's training draws dropout from a seed that follows from the run's seed and the round. So two runs with
+    one seed have the same numbers, whatever torch's global generator held before and between their rounds."""
+    model, states = Own(head="fc", dropout=0.5), []
+    for noise in (1, 2):
+        asked = name == "rehearse"
+        simulation = stream(Asked(), model=model) if asked else simulation_of(name, model)
+        states.append(simulation.initial_state())
+        for _ in range(3):
+            torch.manual_seed(noise)
+            advance(states[-1], play_round(simulation, states[-1]))
+    assert_equal(states[1].server, states[0].server, atol=0)
+    assert ("said" in states[0].server) == asked
 
 
 class Scaled(Net):

@@ -13,12 +13,12 @@ import numpy as np
 from fedexp.algorithms.interfaces import Pixels
 from fedexp.core import tree
 from fedexp.core.errors import BudgetSpent
-from fedexp.core.rng import generator_for
+from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.tree import Tree
 from fedexp.data.changes import in_words
 from fedexp.data.types import ImageData
 from fedexp.engine.base import Evaluation, has_own
-from fedexp.engine.network import LiveNetwork, subnormals_as_zero
+from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
 from fedexp.training.analysing import analyse
 from fedexp.training.deadline import Deadline
 from fedexp.training.exchange import Clock, CohortResult, aggregate, aggregate_all, not_finite, run_exchange, sample
@@ -89,10 +89,11 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         server = aggregate(simulation.server_optimizer, exchange, server, done[-1])
         clock.lap("aggregation")
 
-    # 2. Refine on the server.
+    # 2. Refine on the server. What layers draw themselves there, such as dropout, is the round's own.
     if has_own(algorithm, "refine"):
         bench.net.set_buffers(server["buffers"])
-        server = algorithm.refine(LiveNetwork(bench.net), server, done[-1].trained.messages, done[-1].round)
+        with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
+            server = algorithm.refine(LiveNetwork(bench.net), server, done[-1].trained.messages, done[-1].round)
     clock.lap("refinement")
 
     # 3. At the end of a task that another follows, what all clients are asked for.
@@ -172,7 +173,8 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     bench.net.set_buffers(server["buffers"])
     pixels = Pixels(bench.data.shape, bench.data.mean, bench.data.std)
     rng = generator_for(simulation.seeds.training, "rehearsal", number)
-    return algorithm.rehearse(LiveNetwork(bench.net), server, pixels, info, rng)
+    with seeded_torch(torch_seed(simulation.seeds.training, "rehearsal layers", number)):
+        return algorithm.rehearse(LiveNetwork(bench.net), server, pixels, info, rng)
 
 
 def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Evaluation]:
