@@ -13,6 +13,7 @@ from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import FunctionalNetwork, LiveNetwork
@@ -28,7 +29,7 @@ from test_algorithms import train as train_with
 from test_continual import ROWS as STREAMS
 from test_continual import stream
 from test_vectorised import Closures, Traces, recording
-from toy_federation import HARDWARE, LOCAL, Noise, Normed, advance, make_simulation, play
+from toy_federation import HARDWARE, LOCAL, Noise, Normed, advance, assemble, make_simulation, play
 
 THREES = replace(LOCAL, batch_size=3)  # clients of 1, 3, 7, 8, 6: one without a step, partial batches of two
 RESNETS = {
@@ -303,6 +304,24 @@ def test_the_run_takes_the_engine():
         play(make_simulation(FedAvg(), THREES, model=Normed(), participation=1.0, engine=engine)).server
         for engine in ("sequential", "vectorised")
     ]
+    assert_equal(servers[1], servers[0], atol=1e-12)
+
+
+def test_a_client_s_first_previous_model_is_the_initial_one_with_its_statistics():
+    """MOON: a client that comes late compares first with the initial model as it was built, whose running means are 0
+    and whose variances are 1, not with the initial weights and the global model's statistics of that round."""
+    moon, servers = Moon(mu=1.0, tau=0.5, projection=0), []
+    for engine in ("sequential", "vectorised"):
+        simulation = make_simulation(moon, THREES, model=Normed(), participation=0.6, engine=engine)
+        state = play(simulation, 1)
+        cohort = assemble(simulation, state, 2)
+        late = next(
+            each for client, each in zip(cohort.clients, cohort.states, strict=True) if client not in state.clients
+        )
+        assert_equal(late["previous"], simulation.initial | simulation.initial_buffers)
+        assert_equal(late["previous"]["norm.running_mean"], torch.zeros(3, dtype=torch.float64))
+        assert not torch.equal(state.server["buffers"]["norm.running_mean"], late["previous"]["norm.running_mean"])
+        servers.append(play(simulation, 5).server)
     assert_equal(servers[1], servers[0], atol=1e-12)
 
 

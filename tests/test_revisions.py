@@ -33,6 +33,12 @@ CHANGED = {
     "experiment=cfed/image_class": ["dataset=caltech256"],
     "forgetting_metric=round_drop forgetting_metric.local=true": ["forgetting_metric=round_drop"],
     "forgetting_metric=all": [],
+    "algorithm=moon model=resnet18": [
+        "algorithm=moon",
+        "algorithm=moon model=resnet18 participation=1",  # all clients are there in round 1
+        "algorithm=moon model=resnet10",  # it keeps no running statistics
+    ],
+    "algorithm=moon model.batch_norm=true": [],
 }
 
 

@@ -27,6 +27,7 @@ from fedexp.models import Output, classifier_of
 @dataclass(frozen=True, kw_only=True)
 class Moon(FedAvg):
     needs_features = True
+    keeps_buffers = True
 
     mu: float  # weight of the contrastive loss, >= 0; 0 is FedAvg
     tau: float  # temperature, > 0

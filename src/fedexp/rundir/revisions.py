@@ -49,6 +49,13 @@ def cfed_has_changed(container: Values) -> bool:
     )
 
 
+def moon_has_changed(container: Values) -> bool:
+    """Tell whether clients that take part late compare with a model that has running statistics."""
+    without = str(value_of(container, "model._target_")).endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
+    statistics = not without or value_of(container, "model.batch_norm") is True
+    return statistics and value_of(container, "participation") != 1
+
+
 LOCAL_DROPS = "local round forgetting begins in round 2"
 FIRST = (
     Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
@@ -63,7 +70,10 @@ FIRST = (
     Revision("forgetting_metric", "RoundDrop", 2, LOCAL_DROPS, has(forgetting_metric__local=True)),
     Revision("forgetting_metric", "All", 2, LOCAL_DROPS),
 )  # fmt: skip
-REVISIONS: tuple[Revision, ...] = (*FIRST,)
+REVISIONS: tuple[Revision, ...] = (
+    *FIRST,
+    Revision("algorithm", "Moon", 2, "a client's first previous model has its own statistics", moon_has_changed),
+)
 
 
 def latest(container: Values, known: tuple[Revision, ...] | None = None) -> dict[str, int]:
