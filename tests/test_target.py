@@ -39,7 +39,9 @@ def test_the_generator_has_the_size_of_the_images(height, width):
 
 
 def test_images_are_made_as_in_the_released_code():
-    """Two batches of three steps with a batch norm teacher, whose statistics hooks look at; the labels are 1 or 3."""
+    """Two batches of three steps with a batch norm teacher, whose statistics hooks look at; the labels are 1 or 3. The
+    released teacher has outputs for these two alone, so the cross-entropy is over these: of 0 and 2, which may be
+    classes of later tasks, it knows nothing."""
     simulation = make_simulation(model=Normed(), participation=1.0)
     state = play(simulation, 2)
     teacher = copy.deepcopy(simulation.bench.net.module).requires_grad_(False).eval()
@@ -51,7 +53,7 @@ def test_images_are_made_as_in_the_released_code():
     meta = torch.optim.Adam(net.parameters(), 0.05 * 3, (0.5, 0.999))
     for _ in range(2):
         z = torch.randn(4, generator.LATENT).double().requires_grad_()
-        labels = torch.tensor([1, 3])[torch.randint(2, (4,))]
+        places = torch.randint(2, (4,))
         fast, total, best = copy.deepcopy(net), None, None
         optimizer = torch.optim.Adam([{"params": fast.parameters()}, {"params": [z], "lr": 0.01}], 0.05, (0.5, 0.999))
         for _ in range(3):
@@ -60,7 +62,7 @@ def test_images_are_made_as_in_the_released_code():
             mean, var = seen["x"].mean((0, 2, 3)), seen["x"].var((0, 2, 3), correction=0)
             used = (mean, var) if moving is None else (0.1 * mean + 0.9 * moving[0], 0.1 * var + 0.9 * moving[1])
             distance = (teacher.norm.running_mean - used[0]).norm() + (teacher.norm.running_var - used[1]).norm()
-            loss = 0.5 * F.cross_entropy(logits, labels) + 10.0 * distance
+            loss = 0.5 * F.cross_entropy(logits[:, [1, 3]], places) + 10.0 * distance
             if best is None or float(loss.detach()) < best[0]:
                 best = float(loss.detach()), images.detach()
             optimizer.zero_grad()
@@ -98,13 +100,18 @@ def test_moving_statistics_by_hand():
 
 
 def test_the_teacher_recognises_its_images():
-    """After some steps, most images are taken for the labels that they were made for, of four classes."""
+    """After some steps, most images are taken for the labels that they were made for, of the three classes that the
+    teacher knows. The labels are drawn after the generator and z."""
     simulation = make_simulation(participation=1.0)
     model = play(simulation, 3).server["params"]
-    made = images_of(LiveNetwork(simulation.bench.net), model, [2], PIXELS, 0, batches=1, batch_size=16, steps=60,
+    made = images_of(LiveNetwork(simulation.bench.net), model, [0, 2, 3], PIXELS, 0, batches=1, batch_size=16, steps=60,
                      lr=0.02, width=4)  # fmt: skip
-    answers = simulation.bench.net(model, normalised(made.double() / 255, PIXELS)).logits.argmax(1)
-    assert (answers == 2).double().mean() > 0.75
+    torch.manual_seed(0)
+    Generator(PIXELS.shape, 4)
+    torch.randn(16, generator.LATENT)
+    places = torch.randint(3, (16,))
+    answers = simulation.bench.net(model, normalised(made.double() / 255, PIXELS)).logits[:, [0, 2, 3]].argmax(1)
+    assert (answers == places).double().mean() > 0.75
 
 
 def test_the_local_loss_by_loops():

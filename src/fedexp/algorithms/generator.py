@@ -1,7 +1,7 @@
 """Images made from a classifier alone: a generator is trained until the classifier recognises what it draws.
 
 As in TARGET (J. Zhang et al., ICCV 2023) and its released code. Of each batch of images, with the teacher's logits t on
-G(z) and a label y drawn at random from the classes that it knows,
+G(z) for the classes that it knows, no others, and a label y drawn at random from these classes,
     min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||),
 where l runs over the teacher's batch norm layers with running statistics m_l, v_l, and mu_l, var_l are those of the
 layer's input, a tenth of them this batch's and the rest the batches' before (decay MOMENTUM). `steps` steps of Adam are
@@ -106,7 +106,7 @@ def images_of(
         outer = torch.optim.Adam(generator.parameters(), lr * steps, BETAS)
         for _ in range(batches):
             z = torch.randn(batch_size, LATENT).to(like).requires_grad_()
-            labels = known[torch.randint(len(classes), (batch_size,)).to(like.device)]
+            places = torch.randint(len(classes), (batch_size,)).to(like.device)  # of the labels among the classes
             inner = copy.deepcopy(generator)
             groups: list[dict[str, Any]] = [{"params": inner.parameters()}, {"params": [z], "lr": LR_LATENT}]
             optimizer = torch.optim.Adam(groups, lr, BETAS)
@@ -115,7 +115,8 @@ def images_of(
             for _ in range(steps):
                 values = inner(z)
                 output, layers = net.norm_inputs(teacher, normalised(values, pixels))
-                loss = ONE_HOT * F.cross_entropy(output.logits, labels) + BATCH_NORM * seen.distance(layers)
+                matches = F.cross_entropy(output.logits[:, known], places)
+                loss = ONE_HOT * matches + BATCH_NORM * seen.distance(layers)
                 if len(best) == 0 or float(loss.detach()) < lowest:
                     best, lowest = values.detach(), float(loss.detach())
                 optimizer.zero_grad()

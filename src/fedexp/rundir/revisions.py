@@ -73,6 +73,7 @@ FIRST = (
 REVISIONS: tuple[Revision, ...] = (
     *FIRST,
     Revision("algorithm", "Moon", 2, "a client's first previous model has its own statistics", moon_has_changed),
+    Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
 )
 
 
