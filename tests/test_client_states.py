@@ -14,10 +14,14 @@ from fedexp.analysis.algorithm_costs import table
 from fedexp.core import tree
 from fedexp.core.memory import free_memory, size_of
 from fedexp.models.resnet import BottleneckResNet
-from fedexp.rundir import client_states
+from fedexp.rundir import checkpoint, client_states
 from fedexp.rundir.client_states import ClientStates, choose_place
+from fedexp.training import opening
+from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round
+from fedexp.training.simulation import State
 from test_algorithms import SHIPPED, record
+from test_views import full_run
 from toy_federation import CONF, ENGINES, PLAIN, Normed, advance, first_of_each_class, flat, make_simulation, play
 
 
@@ -171,3 +175,20 @@ def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
             assert (value - start[key]).abs().max() > 1e-3, key
     torch.testing.assert_close(servers[0], servers[1], rtol=0, atol=0)
     assert tree.is_finite(servers[0])
+
+
+KEEPING = {name: row for name, row in first_of_each_class(SHIPPED).items() if row.cls.keeps_buffers}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_running_statistics_that_clients_keep_are_a_part_of_the_run(name, tmp_path, monkeypatch):
+    """A state that a run with batch norm has saved fits the run that goes on from it. The size by which a run decides
+    where states are kept counts the running statistics: it is that of the state of a client that has taken part."""
+    run, sizes = KEEPING[name].simulation(model=Normed(), rounds=4), []
+    full_run(run, tmp_path, rounds=2)
+    saved = checkpoint.load(tmp_path, fits_run(tmp_path, run))
+    assert (saved.state["round"], saved.problem) == (2, None)
+    state = State.from_tree(saved.state, torch.device("cpu"), tmp_path)
+    monkeypatch.setattr(opening, "choose_place", lambda each, *rest: sizes.append(each) or choose_place(each, *rest))
+    opening.place_states(run, state)
+    assert sizes == [tree.num_bytes(next(iter(state.clients.values())))]

@@ -13,6 +13,7 @@ from fedexp.core.tree import Tree
 from fedexp.rundir import files
 from fedexp.rundir.checkpoint_form import ARRAYS, by_view, is_tensor
 from fedexp.rundir.client_states import file_name
+from fedexp.training.exchange import first_state
 from fedexp.training.simulation import Simulation
 
 
@@ -21,7 +22,7 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
     run."""
     start = simulation.initial_state()
     stage = simulation.stages[0].federation
-    example = simulation.algorithm.client_init(simulation.initial, stage)
+    example = first_state(simulation, simulation.algorithm, stage)
 
     def check(state: Mapping[str, Any]) -> None:
         try:

@@ -21,6 +21,7 @@ from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
 from fedexp.rundir.mending import remove_attempt
 from fedexp.training import extension
+from fedexp.training.exchange import first_state
 from fedexp.training.fastest import way_of
 from fedexp.training.place import Job
 from fedexp.training.prepare import Prepared
@@ -109,7 +110,7 @@ def say_where_it_goes_on(directory: Path, after: int, problem: str | None) -> No
 def place_states(simulation: Simulation, state: State) -> None:
     """Decide where client states are kept, and say how large they are."""
     federation = simulation.stages[0].federation
-    example = simulation.algorithm.client_init(simulation.initial, federation)
+    example = first_state(simulation, simulation.algorithm, federation)
     if each := tree.num_bytes(example):
         home, resident, sentence = choose_place(each, federation.num_clients, simulation.bench.device)
         state.clients.place(home, resident)
