@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedexp_step import FedExPStep
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.network import seeded_torch
+from fedexp.metrics.analysis import WeightDivergence
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
 from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Timm, Torchvision
 from fedexp.training.rounds import play_round
@@ -22,7 +24,10 @@ from test_continual import ROWS as CONTINUAL
 from test_continual import stream
 from toy_federation import (
     ENGINES,
+    SIZES,
     advance,
+    assemble,
+    broadcast,
     engines_compared,
     first_of_each_class,
     make_simulation,
@@ -137,6 +142,44 @@ def test_dropout_is_the_clients_own():
     assert_equal(other.server, first.server, atol=1e-12)
     without = play(simulation_of("FedAvg", Own(head="fc")), 2)
     assert not torch.equal(without.server["params"]["classifier.weight"], first.server["params"]["classifier.weight"])
+
+
+class Single(Net):
+    """A network with two tensors of one number and no dimension: a parameter and a running mean."""
+
+    def __init__(self, shape: Any, num_classes: int, dropout: float = 0.0):
+        super().__init__(shape, num_classes, dropout)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("mean", torch.tensor(0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.mul_(0.5).add_(0.5 * x.detach().mean())
+        return self.scale * super().forward(x)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedExPStep(eps=1e-3)])
+def test_tensors_without_a_dimension_are_averaged(algorithm):
+    """The mean of the local scales s_k and running means m_k is sum_k p_k s_k and sum_k p_k m_k, p_k the clients'
+    shares of the examples. FedExP goes eta times as far for the parameters, with one eta for all of them."""
+    simulation = make_simulation(
+        algorithm, model=Of(make=Single), participation=1.0, analysis=WeightDivergence(rounds=None, every=1)
+    )
+    start, result = simulation.initial, play_round(simulation, simulation.initial_state())
+    cohort = assemble(simulation, simulation.initial_state(), 1)
+    sent, lr = broadcast(simulation, simulation.initial_state()), simulation.bench.local.lr_at(1)
+    trained = simulation.engine.train(algorithm, simulation.bench, sent, cohort, lr, False)
+    p, local, new = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES), trained.messages["params"], result.server
+    torch.testing.assert_close(new["buffers"]["network.mean"], p @ trained.buffers["network.mean"], rtol=0, atol=1e-12)
+    mean = {name: torch.einsum("k,k...->...", p, leaf) for name, leaf in local.items()}
+    scale = "network.scale"
+    eta = (new["params"][scale] - start[scale]) / (mean[scale] - start[scale])
+    assert eta.shape == ()
+    assert isinstance(algorithm, FedExPStep) or float(eta) == pytest.approx(1)
+    expected = {name: start[name] + eta * (mean[name] - start[name]) for name in start}
+    torch.testing.assert_close(new["params"], expected, rtol=0, atol=1e-12)
+    rows = {row["layer"]: row for row in result.analyses["weight_divergence.csv"] if row["client"] == 3}
+    assert rows["network"]["l1"] == pytest.approx(abs(float(local[scale][3] - start[scale])))
 
 
 class Asked(FedAvg):

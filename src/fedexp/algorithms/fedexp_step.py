@@ -33,7 +33,9 @@ class FedExPStep(FedAvg):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         start, stacked = server["params"], messages["params"]
         update = tree.subtract(tree.weighted_mean(stacked, round.weights), start)
-        squares = torch.stack([((stacked[k] - start[k]) ** 2).flatten(1).sum(1) for k in start]).sum(0)
+        squares = torch.stack([((stacked[k] - start[k]) ** 2).reshape(len(stacked[k]), -1).sum(1) for k in start]).sum(
+            0
+        )
         share = (round.weights / round.weights.sum()).to(squares)
         eta = ((share * squares).sum() / (2 * (tree.dot(update, update) + self.eps))).clamp(min=1)
         return server | {"params": {k: start[k] + eta * update[k] for k in start}}

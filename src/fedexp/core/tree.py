@@ -41,7 +41,7 @@ def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
 
     def mean(leaf: torch.Tensor) -> torch.Tensor:
         share = (weights / weights.sum()).to(leaf)
-        return torch.tensordot(share, leaf.flatten(1), 1).view(leaf.shape[1:])
+        return torch.tensordot(share, leaf.reshape(len(leaf), -1), 1).view(leaf.shape[1:])
 
     return tree_map(mean, stacked)
 

@@ -20,10 +20,8 @@ def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 def sums(stacked: Params) -> dict[str, torch.Tensor]:
     """Return layer -> sum over the entries of its parameters, and `total`: leaves [S, ...] -> float64 [S] each."""
-    found = {
-        layer: torch.stack([stacked[name].flatten(1).sum(1, dtype=torch.float64) for name in names]).sum(0)
-        for layer, names in layers_of(stacked).items()
-    }
+    each = {name: leaf.reshape(len(leaf), -1).sum(1, dtype=torch.float64) for name, leaf in stacked.items()}
+    found = {layer: torch.stack([each[name] for name in names]).sum(0) for layer, names in layers_of(stacked).items()}
     return found | {TOTAL: torch.stack(list(found.values())).sum(0)}
 
 
