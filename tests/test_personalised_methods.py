@@ -9,14 +9,16 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.fedala import FedALA
-from fedexp.algorithms.fedfomo import FedFOMO
+from fedexp.algorithms.fedfomo import FedFOMO, draws
 from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
 from fedexp.algorithms.fedrod import PERSONAL, FedRoD
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.core import tree
+from fedexp.data.changes import NewShares, Schedule
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.sequential import load_start
+from test_continual import TWO_TASKS
 from toy_federation import LARGER, LOCAL, Normed, assemble, broadcast, flat, make_simulation, play
 
 
@@ -147,15 +149,37 @@ def fomo(**changes):
 
 
 def test_fedfomo_trains_and_validates_on_different_examples():
+    """An example is for validation where its number has drawn less than 0.3; of a client's examples at least the one
+    that has drawn least, and never all."""
     simulation = make_simulation(fomo())
     info, algorithm = simulation.stages[0].federation, simulation.algorithm
+    drawn = draws(len(info.labels))
+    plans = [algorithm.host_plan(info, client, np.random.default_rng(0)) for client in range(info.num_clients)]
+    assert {len(plan["mask"]) for plan in plans} == {max(int(plan["mask"].sum()) for plan in plans)}
     for client, part in enumerate(info.parts):
         train, held = algorithm.training_part(info, client), algorithm.held_out(info, client)
         if len(part) > 1:
-            assert len(held) == max(int(0.3 * len(part)), 1)
             assert sorted([*train, *held]) == part.tolist()
-        plan = algorithm.host_plan(info, client, np.random.default_rng(0))
+            assert 0 < len(held) < len(part)
+            low = {n for n in part if drawn[n] < 0.3}
+            assert set(held) == (low or {min(part, key=lambda n: drawn[n])}) - ({max(part, key=lambda n: drawn[n])})
+        plan = plans[client]
         assert plan["numbers"][plan["mask"] > 0].tolist() == held.tolist(), "the same in every round"
+
+
+def test_fedfomo_validates_on_nothing_that_it_has_trained_on():
+    """A client whose examples become fewer, or others, as in a schedule: of those that stay, what was for validation is
+    so still, and what was trained on too. It depends on the number of an example, not on which others there are."""
+    numbers = np.arange(0, 40, 2)
+    info = make_simulation(fomo()).stages[0].federation
+    whole = replace(info, parts=(numbers,))
+    held, algorithm = set(fomo().held_out(whole, 0)), fomo()
+    assert 0 < len(held) < len(numbers)
+    for kept in (numbers[:12], numbers[5:], numbers[::2], np.union1d(numbers[3:], [1, 3, 5])):
+        fewer = replace(info, parts=(kept,))
+        now = set(algorithm.held_out(fewer, 0))
+        assert now & set(numbers) == held & set(kept)
+        assert set(algorithm.training_part(fewer, 0)) == set(kept) - now
 
 
 @pytest.mark.parametrize("distance", ["l1", "l2"])
@@ -252,6 +276,25 @@ def test_fedfomo_tests_the_average_of_all_clients_models():
     assert_close(flat(state.server["params"]), expected)
 
 
+@pytest.mark.parametrize("change", ["tasks", "schedule"])
+def test_fedfomo_s_average_stays_one_when_clients_have_other_examples(change):
+    """Its weights are those of the first task or partition, so that each model counts by w_k / sum w, whatever n_k is
+    when it changes: here from round 3 on clients have a replay buffer, or fewer examples of two classes."""
+    few = Schedule(partition=[], classes=[NewShares(round=3, shares={0: 0.3, 1: 0.5})], clients=[1, 2])
+    given = dict(scenario=replace(TWO_TASKS, replay=2), rounds=2) if change == "tasks" else dict(schedule=few, rounds=4)
+    simulation = make_simulation(fomo(), sizes=(4, 6, 5, 3), model=Normed(), participation=0.5, **given)
+    first, now = (simulation.stage_of(number).federation.weights for number in (1, 4))
+    assert (first / first.sum() != now / now.sum()).any()
+    state = play(simulation, 4)
+    initial = simulation.initial | simulation.initial_buffers
+    models = [state.clients[c]["params"] if c in state.clients else initial for c in range(4)]
+    for part in ("params", "buffers"):
+        for name, found in state.server[part].items():
+            if found.is_floating_point():
+                expected = sum(w * m[name] for w, m in zip(first, models, strict=True)) / first.sum()
+                assert_close(found, expected)
+
+
 def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
     simulation = make_simulation(fomo(epsilon=0.0), participation=1.0, sizes=LARGER)
     state, algorithm = play(simulation, 2), simulation.algorithm
@@ -263,9 +306,9 @@ def test_fedfomo_s_affinity_adds_up_the_weights_and_chooses():
         for number, weight in zip(trained.messages["numbers"][i], trained.messages["affinity"][i], strict=True):
             expected[client, number] += weight
     assert_close(play(simulation, 3).server["affinity"], expected)
-    others = [c for c in range(5) if c != 0]
-    best = sorted(others, key=lambda c: -float(state.server["affinity"][0, c]))[:2]
-    assert sorted(cohort.personals[0]["numbers"].tolist()) == sorted(best)
+    row, chosen = state.server["affinity"][0], cohort.personals[0]["numbers"]
+    assert len(set(chosen.tolist()) - {0}) == 2
+    assert_close(row[chosen].sort().values, row[1:].sort().values[-2:], 0.0)
 
 
 # --- FedPAC

@@ -40,6 +40,7 @@ CHANGED = {
     ],
     "algorithm=moon model.batch_norm=true": [],
     "algorithm=target scenario=class_incremental": [],
+    "algorithm=fedfomo": [],
 }
 
 

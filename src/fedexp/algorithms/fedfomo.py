@@ -11,14 +11,19 @@ So a client whose last training did not lower its validation loss goes back to w
 The server keeps an affinity P (identity at first), adds d_j / |sum_k d_k| to P_ij (negative values too), and sends the
 models with the largest; ties are broken at random. With probability epsilon, which falls by `epsilon_decay` a round, a
 place goes to a random model instead. `distance` is the norm: l1, the released code's default, or l2.
-Validation: `validation` of a client's examples, the same in all rounds, which it does not train on.
+Validation: each example is for validation with probability `validation`. The draw depends on its number alone: it is
+the same in all rounds, also where a client's examples change, and clients do not train on these examples. A client
+without one validates on its example that has drawn the least; one that has no others trains on that with the most.
 There is no global model: what is tested is the average of all K clients' latest models with n_k (FedKA's Table 9 says
-"generic accuracy" without a rule), their running statistics likewise. The upload is the change of the client's model,
-from which the server knows the model. A client's models keep their running statistics.
-Deviations from the released code: the server offers the models of all clients that have ever taken part, not only of
-the last cohort; epsilon falls by rounds, not by local epochs.
+"generic accuracy" without a rule), their running statistics likewise. n_k is that of the first task or partition, so
+that it stays an average where the numbers of examples change. The upload is the change of the client's model, from
+which the server knows the model. A client's models keep their running statistics.
+Deviations from the released code: the validation examples are drawn one by one, not as a fixed number of them; the
+server offers the models of all clients that have ever taken part, not only of the last cohort; epsilon falls by rounds,
+not by local epochs.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,13 +41,20 @@ from fedexp.core.tree import Params, Tree
 SMALLEST = 1e-9  # sum of the affinities' changes below which it is enlarged by as much, as in the authors' code
 
 
+@functools.lru_cache(maxsize=2)
+def draws(examples: int) -> np.ndarray:
+    """Return a random number from 0 to 1 for each of all training examples, [N], the same in every run; not to be
+    changed."""
+    return generator_for(0, "FedFOMO validation").random(examples)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedFOMO(FedAvg):
     own_step = "it has no global model, each client has its own"
     keeps_buffers = True
 
     models: int  # M, received in each round
-    validation: float  # fraction of a client's examples
+    validation: float  # chance of an example to be for validation
     epsilon: float  # chance of a random model instead of the best, in the first round
     epsilon_decay: float  # taken off in every round
     distance: str  # l1 | l2
@@ -63,23 +75,29 @@ class FedFOMO(FedAvg):
     def server_init(self, params: Params, info: Federation) -> Tree:
         like = next(iter(params.values()))
         affinity = torch.eye(info.num_clients, dtype=like.dtype, device=like.device)
-        return {"params": params, "affinity": affinity, "round": like.new_zeros(())}
+        shares = like.new_tensor(info.weights / info.weights.sum())  # of the average
+        return {"params": params, "affinity": affinity, "shares": shares, "round": like.new_zeros(())}
 
     def client_init(self, params: Params, info: Federation) -> Tree:
         return {"params": params, "before": params}
 
     def held_out(self, info: Federation, client: int) -> np.ndarray:
-        """Return the validation examples of a client; clients that have a single example validate on it."""
+        """Return the validation examples of a client, at least one and never all; clients that have a single example
+        validate on it."""
         part = info.parts[client]
-        number = max(int(self.validation * len(part)), 1)
-        return generator_for(client, "FedFOMO validation", len(part)).permutation(part)[:number]
+        drawn = draws(len(info.labels))[part]
+        low = drawn < self.validation
+        return part[low & (drawn < drawn.max()) | (drawn == drawn.min())]
 
     def training_part(self, info: Federation, client: int) -> np.ndarray:
         part = info.parts[client]
         return np.setdiff1d(part, self.held_out(info, client)) if len(part) > 1 else part
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
-        return padded_numbers(self.held_out(info, client), max(int(self.validation * info.largest), 1))
+        owners = np.repeat(np.arange(info.num_clients), [len(part) for part in info.parts])
+        low = draws(len(info.labels))[np.concatenate(info.parts)] < self.validation
+        most = max(int(np.bincount(owners[low]).max(initial=0)), 1)  # validation examples of any client
+        return padded_numbers(self.held_out(info, client), most)
 
     def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
@@ -159,7 +177,7 @@ class FedFOMO(FedAvg):
 
     def moved(self, average: Params, messages: Tree, round: ServerRound) -> Params:
         """Return the average over all clients after the cohort's models have changed; batch counts are the largest."""
-        shares = round.weights / float(round.info.weights.sum())
+        shares = round.previous["shares"][list(round.clients)]
         return {
             k: v + torch.tensordot(shares.to(v), messages["change"][k], 1)
             if v.is_floating_point()

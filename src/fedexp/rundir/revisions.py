@@ -74,6 +74,7 @@ REVISIONS: tuple[Revision, ...] = (
     *FIRST,
     Revision("algorithm", "Moon", 2, "a client's first previous model has its own statistics", moon_has_changed),
     Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
+    Revision("algorithm", "FedFOMO", 2, "validation examples by their numbers, an average with the first n_k"),
 )
 
 
