@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedexp.analysis import compare
+from fedexp.analysis import compare, layout
 from fedexp.analysis.aggregate import mark, rounds_to_targets, write_tables
 from fedexp.analysis.compare import load_jobs, load_runs
 from fedexp.analysis.layout import sections
@@ -315,3 +315,76 @@ def test_a_seed_that_was_run_again_with_more_views_counts_once(tmp_path):
     write_tables(tmp_path)
     targets = pd.read_csv(tmp_path / "rounds_to_target.csv")
     assert targets["A"].tolist() == pytest.approx([0.95 * 0.7])
+
+
+TABLE1 = ["experiment=fedntd/cifar10_s2"]
+
+
+def hardware(precision):
+    return {"name": "A", "device": "cpu", "precision": precision}
+
+
+def test_a_seed_that_diverged_stays_beside_those_with_a_value(tmp_path):
+    """Of three seeds one diverged in its first round and has no F: accuracy and F have the same n, and a mark."""
+    for seed in (0, 1):
+        make_run(tmp_path, [*TABLE8, "algorithm=fedprox", f"seed={seed}"], [0.4, 0.4], seed=seed)
+    make_run(tmp_path, [*TABLE8, "algorithm=fedprox", "seed=2"], [0.1], status="diverged", forgetting=None, seed=2)
+    table = cells(tmp_path, "fedntd_table8")
+    for metric in ("accuracy", "forgetting"):
+        row = one(table, setting="E=5", method="FedProx", metric=metric)
+        assert (row["n"], row["diverged"], row["not_shown"]) == (3, 1, 0)
+        assert "†" in layout.one_number(row)[0]
+
+
+def test_runs_of_one_seed_in_two_precisions_are_one_seed(tmp_path):
+    """Seed 0 in fp32 and in bf16, seed 1 in bf16: the two in bf16 count, of which a standard deviation can be taken;
+    of seed 0 alone, in both, there is none."""
+    given = [*TABLE8, "algorithm=fedavg"]
+    make_run(tmp_path / "a", given, [0.50], seed=0, hardware=hardware("fp32"))
+    make_run(tmp_path / "a", [*given, "hardware.precision=bf16"], [0.40], seed=0, hardware=hardware("bf16"))
+    row = one(cells(tmp_path / "a", "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
+    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (1, "0", 1, 50)
+    assert row["std"] is None or row["std"] != row["std"]
+    make_run(tmp_path / "a", [*given, "seed=1", "hardware.precision=bf16"], [0.44], seed=1, hardware=hardware("bf16"))
+    row = one(cells(tmp_path / "a", "fedntd_table8"), setting="E=5", method="FedAvg", metric="accuracy")
+    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (2, "0 1", 1, pytest.approx(42))
+
+
+def test_one_that_diverged_does_not_turn_its_column_to_the_plain_test(tmp_path):
+    """FedNTD Table 1, CIFAR-10 s=2: with four methods in the augmented view and SCAFFOLD diverged, rho is that of the
+    four under the rule."""
+    for number, method in enumerate(("fedavg", "fedprox", "moon", "fedntd")):
+        make_run(tmp_path, [*TABLE1, f"algorithm={method}"], [0.4 + 0.03 * number] * 2)
+    make_run(tmp_path, [*TABLE1, "algorithm=scaffold"], [0.1], status="diverged", forgetting=None)
+    row = one(cells(tmp_path, "fedntd_table1"), dataset="CIFAR-10", partition_param="s=2", method="FedAvg",
+              metric="accuracy")  # fmt: skip
+    assert row["order_by"] == "inferred protocol: ema(0.6), augmented test"
+
+
+@pytest.mark.parametrize(("accuracy", "verdict"), [(0.1, "failed as printed"), (0.3, "outside")])
+def test_a_collapse_to_chance_is_the_printed_failure(tmp_path, accuracy, verdict):
+    """FedNTD Table 11 prints SCAFFOLD at R=1.0 as "10.00 (Failure)" and no F."""
+    at = ["experiment=fedntd/cifar10_lda0.1", "participation=1.0", "algorithm=scaffold"]
+    make_run(tmp_path, at, [accuracy, accuracy])
+    table = cells(tmp_path, "fedntd_table11")
+    rows = [one(table, setting="R=1.0", method="SCAFFOLD", metric=name) for name in ("accuracy", "forgetting")]
+    assert [row["verdict"] for row in rows] == [verdict, "not judged: no printed number"]
+
+
+def test_a_dash_is_no_printed_value():
+    """CFeD Table 1 has 84 cells, in 6 of which it prints a dash: DMC learns new classes alone."""
+    assert len(compare.printed_cells(load_sweep("cfed_table1", [CONF]))) == 78
+
+
+def test_one_target_for_all_runs_of_a_setting(tmp_path):
+    """Neither the order of the options nor the precision makes another setting: A is 0.95 x 0.6 for all three, and
+    each speed-up is against FedAvg in the same precision."""
+    make_run(tmp_path, ["algorithm=fedavg", "rounds=3", "local.lr=0.1"], [0.5, 0.5, 0.6], hardware=hardware("fp32"))
+    given = ["local.lr=0.1", "hardware.precision=bf16", "rounds=3"]
+    make_run(tmp_path, ["algorithm=fedavg", *given], [0.1, 0.5, 0.5], hardware=hardware("bf16"))
+    make_run(tmp_path, ["algorithm=fedntd", *given], [0.5, 0.5, 0.5], hardware=hardware("bf16"))
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "rounds_to_target.csv")
+    assert table["A"].tolist() == pytest.approx([0.57] * 3)
+    assert table["rounds_to_0.75A"].tolist() == [1, 2, 1]
+    assert table["speedup_0.75A"].tolist() == [1, 1, 2]

@@ -20,7 +20,8 @@ from toy_federation import CONF, composed
 def make(folder, overrides, accuracy, choices, **changes):
     """A finished run of a composed configuration, in both views unless the overrides say otherwise."""
     plain = PLAIN in overrides
-    make_run(folder, overrides, [accuracy], seed=0, views=not plain)
+    seed = next((int(text.removeprefix("seed=")) for text in overrides if text.startswith("seed=")), 0)
+    make_run(folder, overrides, [accuracy], seed=seed, views=not plain)
     directory = max(folder.glob("run*"))
     config = resolve(composed(*overrides, *([] if plain else [BOTH]))) | {"choices": choices} | changes
     (directory / "config.yaml").write_text(yaml.safe_dump(config))

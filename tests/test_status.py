@@ -138,3 +138,45 @@ def test_a_damaged_file_is_one_message(tmp_path, capsys):
     path.write_bytes(b"x")
     assert reproduction.main(["--root", str(tmp_path), "--status"]) == 2
     assert "x.json.xz: not the file of a run" in capsys.readouterr().err
+
+
+def test_runs_of_an_early_version_have_no_times(tmp_path, capsys):
+    """Two runs of 2 hours on one core each, and one whose seconds nobody noted."""
+    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
+    sweep = tmp_path / "multirun" / "fedntd_table1"
+    for name, algorithm, seconds in (("a", "fedavg", 7200), ("b", "fedntd", 7200), ("c", "moon", None)):
+        add_run(sweep, name, algorithm, seconds, {"name": "CPU", "device": "cpu", "precision": "fp32", "threads": 1})
+    assert reproduction.main(["--root", str(tmp_path), "--status"]) == 0
+    assert row_of(capsys.readouterr().out, "fedntd_table1")["spent"] == "4.0 core h (1 run without times)"
+
+
+def job_of(sweep: str, *wanted: str) -> status.Job:
+    jobs = [job for _, job in status.jobs_of(load_sweep(sweep, [CONF])) if job.overrides.issuperset(wanted)]
+    assert len(jobs) == 1
+    return jobs[0]
+
+
+def test_what_a_job_costs_follows_from_its_passes_over_the_data():
+    """FedAvg on CIFAR-10 s=2, 200 rounds x R=0.1 x E=5 = 100 passes, in 10 hours: with R=1.0 (Table 10) it takes ten
+    times as long, FedProx with E=10 (Table 8) twice, about; a ResNet-10 has not been measured."""
+    setting = "experiment=fedntd/cifar10_s2"
+    measured = job_of("fedntd_table1", setting, "algorithm=fedavg")
+    assert measured.work.passes == 100
+    costs = status.Costs(known={key: [status.Hours(cpu=0.1)] for key in status.keys(measured)})
+    assert costs.estimate(measured, "cpu") == (pytest.approx(10), True)
+    wide = job_of("fedntd_table10", setting, "algorithm=fedavg", "participation=1.0")
+    assert costs.estimate(wide, "cpu") == (pytest.approx(100), False)
+    long = job_of("fedntd_table8", setting, "algorithm=fedprox", "local.epochs=10")
+    assert costs.estimate(long, "cpu") == (pytest.approx(20), False)
+    other = next(job for _, job in status.jobs_of(load_sweep("fedntd_resnet10", [CONF])))
+    assert costs.estimate(other, "cpu") == (None, False)
+
+
+def test_which_data_sets_a_job_needs():
+    """CFeD Table 1: three sets of texts in domains; a surrogate set for those methods that distil on it alone; with all
+    data in one place the passes are rounds x epochs, 1 x 20."""
+    domains = job_of("cfed_table1", "experiment=cfed/text_domain", "algorithm=fedavg")
+    assert domains.work.data == ("thucnews", "sina2019", "sogoucs")
+    assert job_of("cfed_table1", "experiment=cfed/image_class", "algorithm=fedavg").work.data == ("cifar10",)
+    assert job_of("cfed_table1", "experiment=cfed/image_class", "algorithm=cfed").work.data == ("cifar10", "caltech256")
+    assert job_of("cfed_table1", "experiment=cfed/text_domain", "algorithm=ewc").work.passes == 20

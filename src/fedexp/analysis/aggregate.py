@@ -211,18 +211,19 @@ def verdicts(tidy: pd.DataFrame) -> str:
 
 
 def parts_of(choices: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the parts of a run but for its seed: (data set and partition, algorithm and its options, other
-    overrides)."""
+    """Return the parts of a run but for its seed: (data set and partition, algorithm and its options, other overrides),
+    options in an order of their own, in whatever order they were given."""
     data, algorithm = [str(choices.get(name)) for name in ("dataset", "partition")], str(choices.get("algorithm"))
-    changes = [o for o in overrides if not o.startswith(UNSAID)]
+    changes = sorted(o for o in overrides if not o.startswith(UNSAID))
     others = [o for o in changes if not o.startswith(("algorithm", "dataset=", "partition="))]
     return data, [algorithm, *(o for o in changes if o.startswith("algorithm."))], others
 
 
 def key_of(run: RunDirectory) -> tuple[str, str]:
-    """(what it is but for the seed, the same but for the algorithm as well)."""
+    """(what it is but for the seed, the same but for the algorithm and the precision as well)."""
     data, method, others = parts_of(run.summary, run.overrides)
-    return " ".join([*data, *method, *others]), " ".join([*data, *others])
+    setting = [text for text in others if not text.startswith("hardware.precision=")]
+    return " ".join([*data, *method, *others]), " ".join([*data, *setting])
 
 
 def means(runs: Sequence[RunDirectory]) -> pd.DataFrame:
@@ -280,18 +281,20 @@ def best_of(run: RunDirectory) -> float:
 def rounds_to_rows(source: str, accuracy: float, members: Mapping[str, Sequence[RunDirectory]]) -> list[dict[str, Any]]:
     """The rows of one setting for one A; members: its runs by their names."""
     rounds = {name: [mean_rounds(group, accuracy * factor) for factor in FACTORS] for name, group in members.items()}
-    fedavg = next((rounds[name] for name, group in members.items() if is_plain_fedavg(group[0])), None)
+    fedavg = {compare.precision_of(group[0]): rounds[name] for name, group in members.items() if is_fedavg(group[0])}
     rows = []
     for name, values in rounds.items():
         row: dict[str, Any] = {"run": name, "target": source, "A": accuracy}
         row |= {f"rounds_to_{factor:g}A": value for factor, value in zip(FACTORS, values, strict=True)}
-        for factor, value, base in zip(FACTORS, values, fedavg or [None] * 3, strict=True):
+        nothing = next(iter(fedavg.values()), [None] * len(FACTORS))  # in no precision but another one
+        bases = fedavg.get(compare.precision_of(members[name][0]), nothing)
+        for factor, value, base in zip(FACTORS, values, bases, strict=True):
             row[f"speedup_{factor:g}A"] = base / value if base and value else None
         rows.append(row)
     return rows
 
 
-def is_plain_fedavg(run: RunDirectory) -> bool:
+def is_fedavg(run: RunDirectory) -> bool:
     return run.summary.get("algorithm") == "fedavg" and not any(o.startswith("algorithm.") for o in run.overrides)
 
 

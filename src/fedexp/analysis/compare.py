@@ -26,6 +26,7 @@ from fedexp.rundir.sweeps import SweepDirectory
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
 CELL = ("dataset", "partition", "partition_param", "clients", "participation", "local_epochs", "setting", "method")
+EMPTY = ("not_applicable", "not_run")  # beginnings of the notes on cells that the paper leaves empty
 NEVER = math.inf
 OF_TASKS = ("average_accuracy", "new_task_accuracy")
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")  # of FedAvg itself all its rounds and 1, by definition
@@ -87,10 +88,12 @@ def printed_cells(sweep: Sweep, table: str = "") -> list[dict[str, str]]:
 
 @cache
 def printed_tables() -> dict[tuple[str, str], list[dict[str, str]]]:
-    """Return all printed values by paper and table."""
+    """Return all printed values by paper and table; a cell that is printed as a dash is none."""
     tables: dict[tuple[str, str], list[dict[str, str]]] = {}
     with TABLES.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
+            if row["note"].startswith(EMPTY):
+                continue
             tables.setdefault((row["paper"], row["table"]), []).append(row)
     return tables
 
@@ -144,10 +147,8 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         if run.finished:
             protocols.setdefault(tuple(context.protocol(run)), []).append((run, measure))
     changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
-    used, rule = protocols[changes], context.sweep.rule
+    used, rule = counted(context, protocols[changes]), context.sweep.rule
     said = [text for text in changes if text.startswith(("data: ", "older code: "))]
-    viewed = [pair for pair in used if context.value(*pair) is not None]
-    used = viewed or used  # seeds without the view of the rule are not averaged with those that have it
     scale = 100.0 if row["unit"] == "percent" else 1.0
     sound = [(run, measure) for run, measure in used if not run.diverged]
     raw = [value for pair in sound if (value := context.value(*pair)) is not None]
@@ -182,7 +183,15 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         "verdict": BY_DEFINITION
         if defined
         else verdict(
-            row, [run.diverged for run, _ in used], len(raw) - never, never, difference, allowed, bool(changes), lacks
+            row,
+            [run.diverged for run, _ in used],
+            len(raw) - never,
+            never,
+            difference,
+            allowed,
+            bool(changes),
+            lacks,
+            mean,
         ),
         "protocol": "" if not used else "reduced" if changes else "full",
         "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in said), *said))),
@@ -191,6 +200,26 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         "from": " ".join(sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})),
         "note": row["note"],
     }
+
+
+def counted(context: "Context", pairs: Sequence[Found]) -> list[Found]:
+    """Return those runs of a cell that count, in their order.
+
+    Runs without the view of the rule are not averaged with those that have it; one that diverged has no value, and
+    counts. Of a seed that was run more than once, in another precision say, one run counts: in the precision that most
+    runs have."""
+    has = [context.value(*pair) is not None for pair in pairs]
+    known = [(pair, there) for pair, there in zip(pairs, has, strict=True) if there or pair[0].diverged or not any(has)]
+    common = Counter(precision_of(run) for (run, _), _ in known)
+    best = sorted(known, key=lambda each: (-common[precision_of(each[0][0])], not each[1]))  # stable
+    chosen: dict[Any, RunDirectory] = {}
+    for (run, _), _ in best:
+        chosen.setdefault(run.summary.get("seed", id(run)), run)
+    return [pair for pair, _ in known if any(pair[0] is run for run in chosen.values())]
+
+
+def precision_of(run: RunDirectory) -> str:
+    return str((run.summary.get("hardware") or {}).get("precision"))
 
 
 def scaled(found: Noise, scale: float) -> Noise:

@@ -40,9 +40,8 @@ def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) ->
         name = (alike(config), config.get("seed"))
         if name[0] in jobs and name not in have and RunDirectory(path).finished:
             have.add(name)
-            precision = (config.get("hardware") or {}).get("precision")
-            given = [f"seed={name[1]}", *([f"hardware.precision={precision}"] if precision else [])]
-            found.append(Found(path, (*jobs[name[0]], *given)))
+            given = [text for text in RunDirectory(path).overrides if text.startswith("hardware.precision=")]
+            found.append(Found(path, (*jobs[name[0]], f"seed={name[1]}", *given)))
     return found
 
 

@@ -12,12 +12,13 @@ from fedexp.analysis.judge import missing
 NO_VIEW = "not judged: no augmented view"
 MARKS = {"within": "*", "failed as printed": "*", "not reached as printed": "*", "outside": "!",
          "not judged: suspect print": "?", "not judged: reduced protocol": "~"}  # fmt: skip
-PLAIN_ONLY = "^"
+PLAIN_ONLY, SOME_DIVERGED = "^", "†"
 LEGEND = (
     "Ours ± standard deviation over seeds (forgetting) [printed (forgetting)]. "
     "`*` within the tolerance of the print, `!` outside, `?` the print cannot be right and is not judged, "
     "`~` run at another protocol, or with older code of the method, and not judged, `^` not tested in the view that "
-    "the paper's rule judges: the plain last round stands there and is not judged; without ours: not run."
+    "the paper's rule judges: the plain last round stands there and is not judged; `†` without the seeds that "
+    "diverged; without ours: not run."
 )
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # of the tidy table
@@ -64,6 +65,7 @@ def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
     bracket = "({})" if row["metric"] == "forgetting" else "{}"
     ours, printed = both(row)
     marked = ours + MARKS.get(row["verdict"], "") + (PLAIN_ONLY if shows_plain(row) else "")
+    marked += SOME_DIVERGED if 0 < row["diverged"] < row["n"] else ""
     return bracket.format(marked) if row["n"] else "", bracket.format(printed)
 
 

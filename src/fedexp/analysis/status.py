@@ -13,10 +13,9 @@ import pandas as pd
 
 from fedexp.analysis import compare, layout, parts
 from fedexp.analysis.compare import departures, load_jobs
-from fedexp.analysis.elsewhere import dataset_of
 from fedexp.analysis.judge import COLUMN
 from fedexp.analysis.sweep import Block, Sweep, cell_of
-from fedexp.config.options import conf_directory
+from fedexp.analysis.workload import Workload, workloads
 from fedexp.rundir.elsewhere import views_of
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
@@ -27,8 +26,9 @@ LEGEND = (
     "measured: printed values with runs at the full protocol (a sweep of another reading has a row of its own); order "
     "reproduced: columns of the paper's table without a swap beyond noise. spent: core hours (seconds of all rounds x "
     "threads x workers) on CPUs, GPU hours on GPUs, of the runs that are here or kept; left: one run of each job "
-    "without a value in the view that the paper's rule judges, from measured runs of the same method, else of the same "
-    "data (~); missing: data sets without a folder below data_dir (--data-dir), memory that this machine lacks."
+    "without a value in the view that the paper's rule judges, from measured runs of the same data and model (~: of "
+    "another method, or of other numbers of rounds, clients or epochs, scaled by the passes over the training data); "
+    "missing: data sets without a folder below data_dir (--data-dir), memory that this machine lacks."
 )
 
 
@@ -37,8 +37,8 @@ class Job:
     """A run that a sweep consists of, but for its seed."""
 
     overrides: frozenset[str]
-    dataset: str
     algorithm: str
+    work: Workload
     cells: tuple[tuple[str, str], ...] = ()  # fields of its printed cells
 
     def is_in(self, table: pd.DataFrame | None) -> bool:
@@ -58,36 +58,51 @@ class Hours:
 
     cpu: float = 0.0
     gpu: float = 0.0
+    untimed: int = 0  # runs of an early version, whose times are not known
+
+    def __add__(self, other: "Hours") -> "Hours":
+        return Hours(self.cpu + other.cpu, self.gpu + other.gpu, self.untimed + other.untimed)
 
     def __str__(self) -> str:
         parts = [f"{hours:.1f} {name} h" for name, hours in (("core", self.cpu), ("GPU", self.gpu)) if hours]
-        return ", ".join(parts) or "-"
+        unknown = f" ({self.untimed} run{'s' if self.untimed > 1 else ''} without times)" if self.untimed else ""
+        return (", ".join(parts) or "-") + unknown
 
 
 @dataclass
 class Costs:
-    """Hours of runs at the full protocol by what they are, and the largest memory."""
+    """Hours a pass over the training data of runs at the full protocol, by what they are, and the largest memory."""
 
-    exact: dict[Any, list[Hours]] = field(default_factory=dict)  # (data set, algorithm), and the data set alone
-    memory: dict[str, int] = field(default_factory=dict)  # data set -> bytes at the peak
+    known: dict[Any, list[Hours]] = field(default_factory=dict)  # by `keys`
+    memory: dict[tuple[str, ...], int] = field(default_factory=dict)  # Workload.kind -> bytes at the peak
 
     def add(self, job: Job, run: RunDirectory) -> None:
-        for key in ((job.dataset, job.algorithm), job.dataset):
-            self.exact.setdefault(key, []).append(hours_of(run))
+        hours = hours_of(run)
+        for key in keys(job):
+            self.known.setdefault(key, []).append(Hours(hours.cpu / job.work.passes, hours.gpu / job.work.passes))
         peak = (run.summary.get("peak_memory") or {}).get("host") or 0
-        self.memory[job.dataset] = max(peak, self.memory.get(job.dataset, 0))
+        self.memory[job.work.kind] = max(peak, self.memory.get(job.work.kind, 0))
 
     def estimate(self, job: Job, kind: str) -> tuple[float | None, bool]:
-        """(hours of a run on `cpu` or `gpu`, whether they are of the same method); None where nothing was measured."""
-        for key in ((job.dataset, job.algorithm), job.dataset):
-            if found := [hours for each in self.exact.get(key, ()) if (hours := getattr(each, kind))]:
-                return float(np.median(found)), key != job.dataset
+        """(hours of a run on `cpu` or `gpu`, whether they are of runs of the same method with as many passes); None
+        where nothing was measured."""
+        for number, key in enumerate(keys(job)):
+            if found := [hours for each in self.known.get(key, ()) if (hours := getattr(each, kind))]:
+                return float(np.median(found)) * job.work.passes, number == 0
         return None, False
+
+
+def keys(job: Job) -> tuple[Any, ...]:
+    """Return what runs have in common with a job whose times are taken for it, those that are most alike first."""
+    work = job.work
+    return (work, job.algorithm), (work.kind, job.algorithm), work.kind
 
 
 def hours_of(run: RunDirectory) -> Hours:
     """Hours of one run, of all its rounds."""
-    hardware, seconds = run.summary.get("hardware") or {}, run.summary.get("seconds") or 0.0
+    hardware, seconds = run.summary.get("hardware") or {}, run.summary.get("seconds")
+    if not seconds:
+        return Hours(untimed=1)
     if str(hardware.get("device", "cpu")).startswith("cuda"):
         return Hours(gpu=seconds / 3600)
     cores = (hardware.get("threads") or 1) * max(hardware.get("workers") or 1, 1)
@@ -96,15 +111,18 @@ def hours_of(run: RunDirectory) -> Hours:
 
 def jobs_of(sweep: Sweep) -> list[tuple[Block, Job]]:
     """The jobs of a sweep, each once, with their blocks."""
-    found: dict[frozenset[str], tuple[Block, Job]] = {}
+    found: dict[frozenset[str], tuple[Block, str, tuple[tuple[str, str], ...]]] = {}
     for block in sweep.blocks:
         for combination in block.combinations():
             texts = frozenset([*(f"{key}={value}" for key, value in combination), *block.fixed])
             cells = tuple(block.fields(combination).items())
             given = dict(text.partition("=")[::2] for text in texts)
-            data = given.get("dataset") or dataset_of(conf_directory(), given.get("experiment", "")) or "digits"
-            found.setdefault(texts, (block, Job(texts, data, given.get("algorithm", "fedavg"), cells)))
-    return list(found.values())
+            found.setdefault(texts, (block, given.get("algorithm", "fedavg"), cells))
+    work = workloads((texts, algorithm) for texts, (_, algorithm, _) in found.items())
+    return [
+        (block, Job(texts, algorithm, work[texts, algorithm], cells))
+        for texts, (block, algorithm, cells) in found.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -133,8 +151,7 @@ def standing(sweep: Sweep, table: pd.DataFrame | None, directory: Path) -> Stand
         with with_kept(directory) as source:
             for run in (run for run in load_jobs(source) if run.finished):
                 if run.stands_for is None:
-                    hours = hours_of(run)
-                    spent = Hours(spent.cpu + hours.cpu, spent.gpu + hours.gpu)
+                    spent += hours_of(run)
                 found, given = cell_of(sweep, run.overrides), set(run.overrides)
                 if found and not departures(sweep, run):
                     mine = [job for block, job in jobs if block is found[0] and given.issuperset(job.overrides)]
@@ -205,10 +222,15 @@ def left(jobs: Sequence[Job], total: int, costs: Costs) -> str:
 
 def missing(jobs: Sequence[Job], costs: Costs, data: Sequence[Path]) -> str:
     """Data sets that are not here, and memory that this machine has not, for these jobs."""
-    needed = sorted({job.dataset for job in jobs})
+    needed = sorted({name for job in jobs for name in job.work.data})
     absent = [name for name in needed if not any(is_here(name, folder) for folder in data)]
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    large = [f"{name}: {costs.memory[name] / 1e9:.0f} GB" for name in needed if costs.memory.get(name, 0) > there > 0]
+    kinds = sorted({job.work.kind for job in jobs})
+    large = [
+        f"{kind[0]} with {kind[-1]}: {peak / 1e9:.0f} GB"
+        for kind in kinds
+        if (peak := costs.memory.get(kind, 0)) > there > 0
+    ]
     return "; ".join([*([f"data: {', '.join(absent)}"] if absent else []), *large])
 
 

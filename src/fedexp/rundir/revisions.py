@@ -51,7 +51,8 @@ def cfed_has_changed(container: Values) -> bool:
 
 def moon_has_changed(container: Values) -> bool:
     """Tell whether clients that take part late compare with a model that has running statistics."""
-    without = str(value_of(container, "model._target_")).endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
+    target = str(value_of(container, "model._target_") or ".CNN")  # noted by all versions but the first, with its CNN
+    without = target.endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
     statistics = not without or value_of(container, "model.batch_norm") is True
     return statistics and value_of(container, "participation") != 1
 
