@@ -6,7 +6,8 @@ authors' code. g_k, 0 at first, sums up w_k - w_global over the client's partici
     server   g <- g + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + g
 The mean follows `weighting` (uniform in the authors' code, n_k in FedNTD's). Running statistics never enter g.
 Switches: `per_client_alpha`: alpha_k = alpha / (n_k K / n), as in the authors' code, else alpha_k = alpha (the paper);
-`clip`: bound of the norm of the whole gradient before weight decay, 10 in the authors' code; 0 = none.
+`clip`: bound of the norm of the whole gradient before weight decay, 10 in the authors' code; 0 = none. There the part
+alpha_k * w of the gradient is added after clipping, as weight decay; here it is in what is clipped.
 """
 
 import math

@@ -11,7 +11,10 @@ model in training without it:
 The server computes M_class of each new global model, and sends it with the model. In round 1 it is 0.
 No code of the authors was found, and of the paper only the abstract was at hand: these formulas, and threshold = 0.1,
 are those of a reimplementation (evgafanboi/fl_clean, README and FL/strategy/FedSSD.py), which the tests write again.
-Deviations from it: M_class is 0 in round 1, where it asks the initial model too; gradients are not clipped at norm 0.5.
+Its README has M(x) as here; its code has m_max inside the bracket, [ m_max M_class[k] M_sample(x) - threshold ]^+. Both
+are the same with its default m_max = 1 alone: with a smaller one the code distils fewer logits. Which of them the paper
+has is not known. Other deviations: M_class is 0 in round 1, where it asks the initial model too; gradients are not
+clipped at norm 0.5.
 """
 
 import math
