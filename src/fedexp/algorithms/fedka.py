@@ -1,10 +1,11 @@
 """FedKA: anchors, a few examples of classes that a client (almost) lacks, hold its outputs where the global model has
 them.
 
-J. Chen et al., "FedKA: Knowledge Anchor for Federated Learning on Non-IID Data", MM 2023, Eq. (5)-(8), Algorithm 1. By
-its share p^c of a client's examples a class is missing (0), non-dominant (below `dominance`) or dominant. In each round
-the anchors T are one own example of every non-dominant class and the shared example of every missing class, at most
-`max_anchors` of them (a random choice), not augmented. Loss of a mini-batch:
+J. Chen, J. Zhu, Q. Zheng, "Towards Fast and Stable Federated Learning: Confronting Heterogeneity via Knowledge Anchor",
+MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. By its share p^c of a client's examples a class is missing (0),
+non-dominant (below `dominance`) or dominant. In each round the anchors T are one own example of every non-dominant
+class and the shared example of every missing class, at most `max_anchors` of them (a random choice), not augmented.
+Loss of a mini-batch:
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
 The sum is divided by the number of anchors, not of logits (`reduction=sum`; mean: by both); without anchors or columns
 it is 0. The shared set is one training example a class, drawn with the partition's seed and kept by its owner too.

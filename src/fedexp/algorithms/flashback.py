@@ -10,7 +10,7 @@ sum_k p_k w_k: the teachers are the local models with mu_k and the old global mo
 twice; E_s epochs of SGD with the clients' settings and a fresh buffer. Then r_k <- r_k + 1 for the cohort, and pi <- pi
 + gamma mu_k for those with gamma r_k <= 1, compared in integers. pi = 0 at the start: no distillation in round 1's
 clients.
-Switches: `on_clients`, `on_server`: the paper's ablations.
+Switches: `on_clients`, `on_server`: each side alone.
 Deviations: mu_k is sent in every round instead of once (C numbers). Public examples are not augmented, so that teachers
 are asked once a round.
 """
