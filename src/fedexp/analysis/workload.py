@@ -1,4 +1,4 @@
-"""What a job of a named sweep needs and how much it trains, from its composed configuration; no data are read."""
+"""Look up what a job of a named sweep needs and how much it trains, in its composed configuration; no data are read."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
