@@ -14,6 +14,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+import toy_federation
+from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.core.settings import NONE_HELD_OUT, Public
@@ -21,7 +23,7 @@ from fedexp.data.partition import IID, Natural, Sharding, Shards, make_partition
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition, partition_hash
-from fedexp.training.division import partition_of
+from fedexp.training.division import divide, partition_of
 
 CONF = Path(__file__).parents[1] / "conf"
 SEEDS = st.integers(0, 2**32)
@@ -573,6 +575,31 @@ def test_a_partition_from_a_file_may_not_hold_public_examples(tmp_path):
     assert [part.tolist() for part in partition.parts] == [[0, 1, 2], [5, 6]]
     with pytest.raises(ConfigError, match="client 1 holds example 5, which is in the public set"):
         make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([4, 5]))
+
+
+def test_a_partition_from_a_file_counts_surrogate_examples_and_may_not_hold_them(tmp_path):
+    """The file that a run with a surrogate set and a public set has left gives every client the same examples again,
+    with the same seed: its indices count all training examples, also those that were withheld. A client that the file
+    gives a withheld example is refused, as one with a public example is."""
+    chosen = ["surrogate.fraction=0.2", "surrogate.total_shards=4", "num_clients=3", "public.fraction=0.1"]
+    data, (division,) = divide(build(toy_federation.composed("dataset=digits", "partition=iid", *chosen)))
+    before, path = division.partition, tmp_path / "partition.npz"
+    before.save(path, data.classes)
+    from_file = ["dataset=digits", "partition=file", *chosen]
+    _, (division,) = divide(build(toy_federation.composed(*from_file, f"partition.path={path}")))
+    after = division.partition
+    assert len(division.federation.unlabelled) > 200
+    assert all(np.array_equal(a, b) for a, b in zip(before.parts, after.parts, strict=True))
+    assert np.array_equal(before.public, after.public)
+    assert np.array_equal(before.counts, after.counts)
+    assert before.info["public_counts"] == after.info["public_counts"]
+    parts = [part.tolist() for part in before.parts]
+    withheld = int(division.federation.unlabelled[7])
+    path = tmp_path / "partition.json"
+    path.write_text(json.dumps([parts[0], [*parts[1], withheld], parts[2]]))
+    built = build(toy_federation.composed(*from_file, f"partition.path={path}"))
+    with pytest.raises(ConfigError, match=f"client 1 holds example {withheld}, which is a surrogate example"):
+        divide(built)
 
 
 def test_natural_clients_can_be_the_largest():

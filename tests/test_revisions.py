@@ -29,6 +29,7 @@ CHANGED = {
         "dataset=thucnews model=textcnn algorithm=cfed",
         "algorithm=cfed algorithm.server_distillation=true",  # its model has no dropout
     ],
+    "partition=file partition.path=x.json surrogate.fraction=0.1": ["partition=file partition.path=x.json"],
     "experiment=flashback/femnist_500": ["dataset=femnist partition=natural"],
     "experiment=cfed/image_class": ["dataset=caltech256"],
     "forgetting_metric=round_drop forgetting_metric.local=true": ["forgetting_metric=round_drop"],

@@ -18,7 +18,8 @@ from fedexp.data.partitioned import Partition
 class Partitioner:
     """Base of the `partition` group. A scheme implements `assign`."""
 
-    numbers_all: ClassVar[bool] = False  # its indices count all training examples, those of a public set included
+    numbers_all: ClassVar[bool] = False
+    """Its indices count all training examples, those of a public set and of a surrogate set included."""
 
     def split(
         self,
@@ -31,8 +32,9 @@ class Partitioner:
     ) -> Partition:
         """Split the training set among `num_clients` clients.
 
-        labels int [N] in 0..C-1; owners int [N] (natural client of each example) or None; C = `num_classes`, by default
-        the largest label + 1. Raises ConfigError when the settings cannot be met.
+        labels int [N] in 0..C-1, or -1 for a surrogate example, which no client may hold (`numbers_all`); owners int
+        [N] (natural client of each example) or None; C = `num_classes`, by default the largest label + 1. Raises
+        ConfigError when the settings cannot be met.
         """
         labels = np.asarray(labels)
         require(num_clients >= 1, "num_clients", num_clients, "at least 1")
@@ -41,6 +43,11 @@ class Partitioner:
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
         parts, info = self.assign(labels, classes, num_clients, rng, owners)
         assert len(parts) == num_clients
+        for client, part in enumerate(parts):
+            if (withheld := part[labels[part] < 0]).size:
+                raise ConfigError(
+                    f"partition: client {client} holds example {withheld[0]}, which is a surrogate example"
+                )
         return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | info)
 
     def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:

@@ -154,6 +154,10 @@ def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...], nam
     public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
     if built.public.fraction and not len(public):
         raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
+    if partitioner.numbers_all and built.surrogate.fraction:  # its numbers count the surrogate examples too
+        every = np.arange(len(data.y_train))
+        labels = np.where(np.isin(every, numbers), np.searchsorted(classes, data.y_train.numpy()), -1)
+        public, numbers = numbers[public], every
     owners = None if data.owners is None else data.owners[numbers]
     partition = make_partition(partitioner, labels, len(classes), settings.num_clients, rng, owners, public)
     partition = partition.among(numbers, data.y_train.numpy(), data.num_classes)
