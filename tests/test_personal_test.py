@@ -20,9 +20,11 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import Validation, require_subjects
 from fedexp.data.tasks import ClassIncremental
+from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import History
 from fedexp.metrics.personal import Personal, personal_accuracy, personal_forgetting, spread
+from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
 from fedexp.rundir.fingerprint import fingerprint, former_hash
 from fedexp.trackers.wandb_names import metric_name
@@ -261,6 +263,30 @@ def test_a_model_with_running_statistics_is_tested_with_its_own():
     counts = simulation.stages[0].partition.counts
     found = evaluate_personal(simulation, state.server, state.clients, 2, evaluate(simulation, state.server, 2))
     assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(slow_accuracy(simulation, own, counts[3]))
+
+
+def test_a_model_that_normalises_by_the_batch_is_tested_in_the_same_batches_as_the_global_one():
+    """The answers depend on the other images of a batch. A client whose own model is a copy of the global one has its
+    right answers for every class that the client holds, and none for the others; batches of 7 cut the 20 test images
+    unevenly. Each image alone, or a client's classes alone, has other answers."""
+
+    class SmallBatches(ClientRuntime):
+        evaluation_batch = 7
+
+    simulation = make_simulation(model=CifarResNet(widths=(4, 8)), participation=1.0)
+    state = play(simulation, 2)
+    bench, params = SmallBatches(**vars(simulation.bench)), state.server["params"]
+    copied = {name: value.clone() for name, value in params.items()}
+    everywhere = bench.evaluate(params).class_correct
+    test, found = ModelTest(bench, state.server, None), []
+    for c in range(4):
+        own = np.arange(4) == c
+        found.append(int(test.right(copied, own)[c]))
+        assert torch.equal(test.right(copied, own), everywhere * torch.from_numpy(own))
+        assert torch.equal(test.right(copied, ~own), everywhere * torch.from_numpy(~own))
+    x, y = bench.load_test(torch.arange(20))
+    apart = [int((bench.net(params, x[y == c]).logits.argmax(1) == c).sum()) for c in range(4)]
+    assert apart != found == everywhere.tolist()
 
 
 def test_which_algorithms_have_personal_models():

@@ -15,6 +15,7 @@ from fedexp.algorithms.structure import RoundStructure
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Evaluation
 from fedexp.metrics.accuracy import class_accuracy
+from fedexp.models.batch_norm import uses_batch_statistics
 from fedexp.rundir.client_states import to
 from fedexp.training.simulation import Simulation
 
@@ -62,10 +63,13 @@ class ModelTest:
 
     @torch.no_grad()
     def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
-        """Return the right answers on test examples of these classes (bool [C]), int64 [C]."""
+        """Return the right answers on test examples of these classes (bool [C]), int64 [C].
+
+        A model that normalises by the batch at hand sees the batches in which the global model is tested."""
         bench = self.bench
         y, wanted = bench.data.y_test, torch.from_numpy(classes).to(bench.device)
-        numbers = torch.nonzero(wanted[y]).flatten()
+        every = uses_batch_statistics(bench.net.module)
+        numbers = torch.arange(len(y), device=bench.device) if every else torch.nonzero(wanted[y]).flatten()
         correct = torch.zeros(len(classes), dtype=torch.int64, device=bench.device)
         shared = self.features() if shares_body(model, self.server["params"]) else None
         for index in numbers.split(bench.evaluation_batch):
@@ -75,7 +79,7 @@ class ModelTest:
                 outputs = heads.logits(shared[index], heads.head(model))
             answers = bench.class_logits(outputs, index).argmax(-1)
             correct.index_add_(0, y[index], (answers == y[index]).to(torch.int64))
-        return correct
+        return correct * wanted
 
     def features(self) -> torch.Tensor:
         """Return the features of all test examples under the global model, [M, D]."""
