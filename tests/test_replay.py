@@ -41,6 +41,37 @@ def test_class_balanced_by_hand():
     assert Counter(LABELS[third].tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
+def test_class_balanced_takes_examples_of_later_tasks_of_the_same_classes():
+    """Two classes in three tasks, ten examples of each a task, and a third class in the last task; size 8. After task 2
+    a class has 8 // 2 = 4 places and 20 examples: each is held with probability 1/5. After task 3 it has 8 // 3 = 2
+    places: of 30 examples, each with 1/15, and of class 1, which is not in task 3, of 20, each with 1/10. In 3,000
+    draws a count has a deviation of at most sqrt(3000 * 0.16) = 22."""
+    labels = np.concatenate([np.arange(40) % 2, np.zeros(10, int), np.full(10, 2)])
+    parts, draws = [np.arange(20), np.arange(20, 40), np.arange(40, 60)], 3000
+    second, third = np.zeros(60), np.zeros(60)
+    for seed in range(draws):
+        _, _, now = buffers(parts, labels, 8, "class_balanced", np.random.default_rng(seed))
+        *_, last = buffers([*parts, parts[0][:0]], labels, 8, "class_balanced", np.random.default_rng(seed))
+        assert (len(now), len(last)) == (8, 6)
+        second[now] += 1
+        third[last] += 1
+    assert np.abs(second[:40] - draws / 5).max() < 5 * 22
+    probability = np.select([labels == 0, labels == 1], [1 / 15, 1 / 10], 1 / 5)
+    assert np.abs(third - draws * probability).max() < 5 * 22
+    assert not second[40:].any()
+
+
+def test_class_balanced_of_tasks_without_a_common_class_is_the_first_of_a_shuffle():
+    """Of each class the first size // classes in the order in which its task was shuffled, one shuffle a task."""
+    rng = np.random.default_rng(5)
+    orders = [rng.permutation(part) for part in PARTS]
+    held = buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(5))
+    for tasks, places in ((1, 6), (2, 3)):
+        shuffled = np.concatenate(orders[:tasks])
+        first = [shuffled[LABELS[shuffled] == c][:places] for c in range(2 * tasks)]
+        assert held[tasks].tolist() == sorted(np.concatenate(first).tolist())
+
+
 @pytest.mark.slow
 def test_a_reservoir_is_uniform():
     """Ten of forty examples, 4,000 draws: each is held 1,000 times in the mean, with a deviation of 27."""

@@ -30,6 +30,14 @@ CHANGED = {
         "algorithm=cfed algorithm.server_distillation=true",  # its model has no dropout
     ],
     "partition=file partition.path=x.json surrogate.fraction=0.1": ["partition=file partition.path=x.json"],
+    "scenario=rotations scenario.replay=9 scenario.replay_policy=class_balanced": [
+        "scenario=rotations scenario.replay=9",
+        "scenario=rotations scenario.replay_policy=class_balanced",
+    ],
+    "scenario=domain_incremental scenario.replay=9 scenario.replay_policy=class_balanced": [],
+    "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced scenario.blur=0.1": [
+        "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced"
+    ],
     "experiment=flashback/femnist_500": ["dataset=femnist partition=natural"],
     "experiment=cfed/image_class": ["dataset=caltech256"],
     "forgetting_metric=round_drop forgetting_metric.local=true": ["forgetting_metric=round_drop"],

@@ -4,7 +4,8 @@ Rehearsal as in centralised continual learning, on every client for itself; no e
 task t holds what the client chose among its examples of the tasks before t, whether or not it took part in a round.
     reservoir       every example seen so far is in the buffer with the same probability: algorithm R (Vitter, "Random
                     Sampling with a Reservoir", ACM Transactions on Mathematical Software 1985), one pass a task
-    class_balanced  of each class seen so far the same number, size // classes, or all where a class has fewer
+    class_balanced  of each class seen so far the same number, size // classes, or all where a class has fewer; every
+                    example of a class with the same probability, whichever of the tasks it came with
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,12 +46,26 @@ def reservoir(
 def class_balanced(
     parts: Sequence[np.ndarray], labels: np.ndarray, size: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield the buffer after each task. A class that loses room loses its last examples, and gets none back."""
-    held: dict[int, np.ndarray] = {}
+    """Yield the buffer after each task. A class that loses room loses examples at random, and gets none back."""
+    held: dict[int, np.ndarray] = {}  # in random order: the first ones are a uniform sample too
+    seen: dict[int, int] = {}  # examples of each class so far
     for part in parts:
         shuffled = rng.permutation(part)
         fresh = {int(c): shuffled[labels[shuffled] == c] for c in np.unique(labels[part])}
-        merged = {c: np.concatenate([held.get(c, shuffled[:0]), fresh.get(c, shuffled[:0])]) for c in held | fresh}
-        quota = size // max(len(merged), 1)
-        held = {c: numbers[:quota] for c, numbers in merged.items()}
+        quota = size // max(len(held | fresh), 1)
+        held = {c: numbers[:quota] for c, numbers in held.items()}
+        for c, numbers in fresh.items():
+            held[c] = joined(held[c], seen[c], numbers, quota, rng) if c in held else numbers[:quota]
+            seen[c] = seen.get(c, 0) + len(numbers)
         yield np.concatenate([*held.values(), shuffled[:0]])
+
+
+def joined(old: np.ndarray, seen: int, new: np.ndarray, quota: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a uniform sample of at most `quota` of `seen` earlier examples and the new ones [n], in random order.
+
+    old: a uniform sample of the earlier ones, all or at least `quota`, in random order, as the new ones are. How many
+    of the earlier ones a uniform sample has is hypergeometric; which ones does not matter.
+    """
+    count = min(quota, seen + len(new))
+    earlier = int(rng.hypergeometric(seen, len(new), count))
+    return rng.permutation(np.concatenate([old[:earlier], new[: count - earlier]]))

@@ -57,6 +57,11 @@ def moon_has_changed(container: Values) -> bool:
     return statistics and value_of(container, "participation") != 1
 
 
+def balances_classes(container: Values) -> bool:
+    return bool(value_of(container, "scenario.replay")) and has(scenario__replay_policy="class_balanced")(container)
+
+
+SHARED = "class_balanced keeps examples of later tasks of a class too"
 LOCAL_DROPS = "local round forgetting begins in round 2"
 FIRST = (
     Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
@@ -79,6 +84,12 @@ REVISIONS: tuple[Revision, ...] = (
     Revision(
         "partition", "File", 2, "its numbers count the surrogate examples too",
         lambda container: bool(value_of(container, "surrogate.fraction")),
+    ),
+    Revision("scenario", "DomainIncremental", 2, SHARED, balances_classes),
+    Revision("scenario", "Rotations", 2, SHARED, balances_classes),
+    Revision(
+        "scenario", "ClassIncremental", 2, SHARED,
+        lambda container: balances_classes(container) and bool(value_of(container, "scenario.blur")),
     ),
 )  # fmt: skip
 
