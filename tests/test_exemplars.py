@@ -11,9 +11,12 @@ from fedexp.algorithms.exemplars import numbers_in, table
 from fedexp.algorithms.fedcbdr import FedCBDR, leverage
 from fedexp.algorithms.glfc import GLFC, herding
 from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
+from fedexp.metrics.analysis import LocalEpochs
+from fedexp.training.rounds import play_round
 from test_continual import stream
 from test_skew_methods import Table, logits
 from toy_federation import LOCAL, PLAIN, assemble, broadcast, describe, make_simulation, play
@@ -204,6 +207,26 @@ def test_clients_train_on_what_they_have_kept(algorithm):
     info = describe(simulation, state, cohort, trained).info
     assert info.weights.tolist() == [len(part) + len(own) for part, own in zip(second.parts, kept, strict=True)]
     assert info.counts.sum(1).tolist() == info.weights.tolist()
+
+
+@pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
+def test_the_training_accuracy_of_local_models_counts_what_clients_have_kept(algorithm):
+    """In the second task: right answers among all examples that a client trains on, its own of the task and those that
+    it has kept, over their number; counted here again by the model that the client sends at the end."""
+    epochs = LocalEpochs(rounds=None, every=1, between=True, clients=None)
+    simulation = stream(algorithm, participation=1.0, analysis=epochs)
+    state = play(simulation, 3)
+    kept, own = numbers_in(state.server, simulation.stages[1].federation), simulation.stages[1].federation.parts
+    rows = play_round(simulation, state).analyses["local_epochs.csv"]
+    cohort, bench = assemble(simulation, state, 4), simulation.bench
+    sent = broadcast(simulation, state)
+    trained = simulation.engine.train(algorithm, bench, sent, cohort, simulation.lr_at(4), False)
+    last = {row["client"]: row["train_accuracy"] for row in rows if row["epoch"] == LOCAL.epochs}
+    bench.net.set_buffers(state.server["buffers"])
+    for i, client in enumerate(cohort.clients):
+        x, y = bench.load_train(torch.from_numpy(np.concatenate([own[client], kept[client]])), None)
+        right = bench.net(tree.row(trained.messages["params"], i), x).logits.argmax(-1) == y
+        assert last[client] == float(right.double().mean())
 
 
 def test_numbers_go_into_a_table_and_back():

@@ -472,7 +472,7 @@ def test_local_models_are_tested_in_recorded_steps_too():
     state, engine = simulation.initial_state(), recording(Closures())
     for number in range(1, 4):  # carried out, recorded, replayed
         cohort = assemble(simulation, state, number)
-        cohort = replace(cohort, probes=probes_of(simulation, cohort))
+        cohort = replace(cohort, probes=probes_of(simulation, cohort, simulation.stages[0].federation.parts))
         plain, recorded = (
             one.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False).probed
             for one in (Vectorised(), engine)

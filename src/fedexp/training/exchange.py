@@ -68,7 +68,7 @@ def run_exchange(
     """Send, and train the clients. kept: client -> its state, of those that have taken part before."""
     cohort = assemble(simulation, exchange, server, kept, number, clients)
     if exchange.trains_model:
-        cohort = replace(cohort, probes=probes_of(simulation, cohort))
+        cohort = replace(cohort, probes=probes_of(simulation, cohort, facts(simulation, server, number).parts))
     clock.lap("sampling")
     sent = broadcast(exchange, server)
     trained = train(simulation, sent, cohort, evaluate_local)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from fedexp.engine.base import Cohort, Probe
@@ -9,15 +10,14 @@ from fedexp.metrics.analysis import LocalEpochs
 from fedexp.training.simulation import Simulation
 
 
-def probes_of(simulation: Simulation, cohort: Cohort) -> Sequence[Probe]:
+def probes_of(simulation: Simulation, cohort: Cohort, parts: Sequence[np.ndarray]) -> Sequence[Probe]:
     """Return a probe for each client of the cohort, with a mark before its training and after each of its epochs; empty
-    where the round is not measured."""
+    where the round is not measured. parts: the training examples of every client, with those that it keeps."""
     number, last = cohort.round, simulation.rounds
     due = [part for part in simulation.analysis.parts if isinstance(part, LocalEpochs) and part.is_due(number, last)]
     if not due:
         return ()
     chosen = len(cohort.clients) if due[0].clients is None else due[0].clients
-    parts = simulation.stage_of(number).federation.parts
     epochs = [role.epochs(simulation.bench.local) for role in cohort.roles]
     points = [
         points_of(schedule.steps, e, due[0].between) for schedule, e in zip(cohort.schedules, epochs, strict=True)
