@@ -80,7 +80,8 @@ def test_offline_run_reads_back(tmp_path, caplog, capfd):
     assert set(metrics) == {"round", *SUMMARIES}
     assert all(metrics[name]["step_metric"] == "round" for name in SUMMARIES)
     rounds = history[:4]
-    assert [row["round"] for row in rounds] == [row["_step"] for row in rounds] == [0, 1, 2, 3]
+    assert [row["round"] for row in rounds] == [0, 1, 2, 3]
+    assert [row["_step"] for row in rounds] == [0, 10, 20, 30]
     assert [row["test/accuracy"] for row in rounds] == [0.2 * number for number in range(4)]
     assert "forgetting/F" not in rounds[0]  # undefined stays empty
     assert rounds[3]["forgetting/F"] == 0.75
@@ -146,7 +147,29 @@ def test_aborted_run_resumes_under_its_id(tmp_path):
     (before, _, _), (after, history, _) = (read_run(folder) for folder in run_folders(tmp_path))
     assert before["run_id"] == after["run_id"] == first.run_id
     assert (before["exit_code"], after["exit_code"]) == (1, 0)
-    assert [row["_step"] for row in history[:2]] == [2, 3]  # steps go on, so an upload of both fits together
+    assert [row["_step"] for row in history[:2]] == [20, 30]  # steps go on, so an upload of both fits together
+
+
+def test_a_run_that_is_given_more_rounds_loses_none(tmp_path):
+    """W&B begins a resumed run with the step after its last one and drops what has a smaller step. So the results of
+    the first rounds need steps between those of the last round and of the next one; they may be logged several times,
+    as by `fedexp push`."""
+    first = make_config(mode="offline").create()
+    track(first, make_info(tmp_path, total_rounds=2), range(3))
+    for rounds in (range(0), range(3, 5)):
+        time.sleep(1)  # wandb names its folders by the second
+        again = make_config(mode="offline").create()
+        track(again, make_info(tmp_path, wandb_id=first.run_id, first_round=2, total_rounds=4), rounds)
+    parts = [read_run(folder)[1] for folder in run_folders(tmp_path)]
+    kept, following = [], 0
+    for part in parts:
+        for row in part:
+            step = row["_step"] if "test/accuracy" in row else max(row["_step"], following)  # results have no own step
+            if step >= following:
+                kept.append(row)
+                following = step + 1
+    assert [row["round"] for row in kept if "test/accuracy" in row] == [0, 1, 2, 3, 4]
+    assert sum("tables/class_accuracy.nrows" in row for row in kept) == 3
 
 
 def test_failing_init_does_not_stop_the_run(tmp_path, caplog, monkeypatch):

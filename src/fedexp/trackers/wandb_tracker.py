@@ -31,6 +31,7 @@ MODES = ("auto", "online", "offline", "disabled")
 LOCAL_SECONDS = 30.0  # what needs no server takes milliseconds to a few seconds; longer means that wandb hangs
 GRACE_SECONDS = 5.0  # wandb's own timeouts come first, so that it can clean up
 TAG_LENGTH = 64  # W&B's limit; of groups and names it is 128
+STEPS = 10  # of W&B in a round: after each there is room for results, should the run be given more rounds
 LEAST_INTERVAL = 10  # rounds between images where they are a part of all rounds: short runs are not held up by them
 
 
@@ -205,8 +206,8 @@ class WandbTracker(Tracker):
             accuracy = zip(self._info.classes, values.tolist(), strict=True)
             row |= {class_metric(name, view): value for name, value in accuracy if not math.isnan(value)}
         row |= self._interim_images(record)
-        # The round is W&B's step too: what a resumed run repeats is dropped by W&B instead of logged twice.
-        self._run.log(row, step=record.round, commit=True)
+        # Steps that follow from the round: what a resumed run repeats is dropped by W&B instead of logged twice.
+        self._run.log(row, step=record.round * STEPS, commit=True)
 
     def _interim_images(self, record: RoundRecord) -> dict[str, Any]:
         every, total = self.config.image_interval(self._info.total_rounds), self._info.total_rounds
@@ -224,6 +225,7 @@ class WandbTracker(Tracker):
     def _log_results(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
     ) -> None:
+        # Without a step: they get those after the last round's, so that a run of more rounds logs the next round.
         self._run.summary.update(flat_summary(summary))
         images = _images({path.stem: str(path) for path in figures if path.suffix == ".png"})
         self._run.log({"round": self._last_round} | images, commit=not tables)
