@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e.helpers import SMALL
+from fedexp.cli import main
 from fedexp.cli.arguments import sort_out, together
 from fedexp.cli.push import wandb_node
 from fedexp.config.build import build, resolve
@@ -50,17 +52,39 @@ def test_tensorboard_reads_back(tmp_path, caplog):
     assert warnings(caplog) == []
 
 
-def test_a_resumed_run_takes_the_place_of_what_it_repeats_in_tensorboard(tmp_path):
-    """Rounds 0 to 3 were written, the checkpoint is of round 1."""
+@pytest.mark.parametrize("saved", [0, 1])
+def test_a_resumed_run_takes_the_place_of_what_it_repeats_in_tensorboard(saved, tmp_path):
+    """Rounds 0 to 3 were written, the checkpoint is of round 0 or 1; the configuration stands there once."""
     pytest.importorskip("tensorboard")
     tracker = TensorBoard(logdir=None).create()
     tracker.start(make_info(tmp_path))
     for number in range(4):
         tracker.log_round(make_record(number))
     tracker.abort()
-    track(TensorBoard(logdir=None).create(), replace(make_info(tmp_path), first_round=1), rounds=range(2, 4))
-    steps = [event.step for event in events(tmp_path / "tensorboard").Scalars("test/accuracy")]
-    assert steps == [0, 1, 2, 3]
+    info = replace(make_info(tmp_path), first_round=saved, resumed=True)
+    track(TensorBoard(logdir=None).create(), info, rounds=range(saved + 1, 4))
+    found = events(tmp_path / "tensorboard")
+    assert [event.step for event in found.Scalars("test/accuracy")] == [0, 1, 2, 3]
+    assert len(found.Tensors("config/text_summary")) == 1
+
+
+def test_a_run_that_was_interrupted_in_its_first_round_is_resumed_for_its_trackers(tmp_path, monkeypatch):
+    """Its checkpoint is of round 0. TensorBoard has its configuration once: the second part is not another run."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    short = [*SMALL, "tracker=tensorboard", "rounds=1", "hydra.run.dir=run", "hardware.engine=sequential"]
+    with monkeypatch.context() as patched:
+        patched.setattr("fedexp.training.rounds.play_round", interrupted)
+        assert main.main(short) == 130
+    assert main.main(["resume=run"]) == 0
+    found = events(tmp_path / "run" / "tensorboard")
+    assert [event.step for event in found.Scalars("test/accuracy")] == [0, 1]
+    assert len(found.Tensors("config/text_summary")) == 1
+
+
+def interrupted(simulation, state):
+    raise KeyboardInterrupt
 
 
 def test_one_folder_for_all_runs(tmp_path):
@@ -107,7 +131,8 @@ def test_mlflow_reads_back(tmp_path, client, caplog):
     assert saved.read_bytes() == (tmp_path / "run" / "curves.png").read_bytes()
 
 
-def test_a_resumed_run_goes_on_in_mlflow(tmp_path, client):
+@pytest.mark.parametrize("saved", [0, 1])
+def test_a_resumed_run_goes_on_in_mlflow(saved, tmp_path, client):
     """One run, no round twice; a run that begins anew in the same directory is another."""
     info = make_info(tmp_path)
     timed = [replace(make_record(n), values={**make_record(n).values, "seconds": 1.0}) for n in range(4)]
@@ -118,8 +143,8 @@ def test_a_resumed_run_goes_on_in_mlflow(tmp_path, client):
     tracker.abort()
     assert [run.info.status for run in runs_of(client)] == ["FAILED"]
     tracker = mlflow_config(tmp_path).create()
-    tracker.start(replace(info, first_round=1))
-    for record in timed[2:]:
+    tracker.start(replace(info, first_round=saved, resumed=True))
+    for record in timed[saved + 1 :]:
         tracker.log_round(record)
     tracker.finish({}, [], {})
     (run,) = runs_of(client)

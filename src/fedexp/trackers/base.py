@@ -35,6 +35,7 @@ class RunInfo:
     classes: tuple[str, ...]  # names, in the order of RoundRecord.class_accuracy
     wandb_id: str | None  # of the run that is resumed
     best_accuracy: float | None = None  # before first_round, of the run that is resumed
+    resumed: bool = False  # from a checkpoint, which may be one of round 0
 
     @classmethod
     def of(cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any) -> "RunInfo":

@@ -66,7 +66,7 @@ class MLflowTracker(Guarded):
             self.client = MlflowClient(tracking_uri=self.config.uri)
             experiment = self._experiment()
             place = str(info.directory.absolute())
-            found = self._former(experiment, place) if info.first_round else None
+            found = self._former(experiment, place) if info.resumed else None
             if found is None:
                 tags = {
                     DIRECTORY: place,
@@ -79,7 +79,7 @@ class MLflowTracker(Guarded):
             else:
                 self.client.update_run(found, status="RUNNING")
         self.id = found
-        logged = self.client.get_metric_history(found, "time/round") if info.first_round else []
+        logged = self.client.get_metric_history(found, "time/round") if info.resumed else []
         self._logged = max((metric.step for metric in logged), default=-1)
 
     def _experiment(self) -> str:

@@ -44,7 +44,7 @@ class TensorBoardTracker(Guarded):
         if self.config.logdir is not None:
             folder = Path(self.config.logdir) / info.directory.name
         # A run that is resumed writes rounds again that an earlier file may have; TensorBoard then forgets those.
-        again = info.first_round + 1 if info.first_round else None
+        again = info.first_round + 1 if info.resumed else None
         self.writer = SummaryWriter(str(folder), purge_step=again)
         if again is None:
             text = yaml.safe_dump(info.config, sort_keys=False, allow_unicode=True)

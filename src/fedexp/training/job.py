@@ -72,7 +72,7 @@ def train_run(job: Job) -> dict[str, Any]:
         clear_failed_attempt(job.directory)
         held.enter_context(run_log(job.directory, early))
         note_beginning(job, built, container, prepared, state, saved)
-        info = run_info(job, container, simulation, state)
+        info = run_info(job, container, simulation, state, resumed=saved is not None and saved.state is not None)
         recorder, trackers = held.enter_context(recording(job, built, simulation, state, info, saved))
         run_rounds(simulation, state, recorder, job.deadline, job.watch)
         summary = summarise(job, built, container, prepared, state, recorder)
@@ -147,7 +147,7 @@ def finish_run(
         result_line(info.name, summary, job.directory)
 
 
-def run_info(job: Job, container: dict[str, Any], simulation: Simulation, state: State) -> RunInfo:
+def run_info(job: Job, container: dict[str, Any], simulation: Simulation, state: State, resumed: bool) -> RunInfo:
     return RunInfo.of(
         job.directory,
         container,
@@ -157,6 +157,7 @@ def run_info(job: Job, container: dict[str, Any], simulation: Simulation, state:
         classes=simulation.bench.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
+        resumed=resumed,
     )
 
 
