@@ -4,6 +4,7 @@ Each fault ends a run with one message and exit code 1 (2 where it has not begun
 it is mended, `resume=` goes on to the result of the undisturbed run.
 """
 
+import errno
 import json
 import os
 import resource
@@ -19,7 +20,8 @@ from kills import Tally, check_all
 
 from fedexp.cli.callbacks import failures
 from fedexp.cli.multirun import failed
-from fedexp.core.errors import FAILED
+from fedexp.core import storage
+from fedexp.core.errors import FAILED, StorageError
 from fedexp.rundir import checkpoint
 from fedexp.rundir.lock import LOCK, OWNER, occupied
 from fedexp.training.recorder import Recorder
@@ -112,6 +114,22 @@ def test_a_full_disk(fedexp, tmp_path, whole, disk):
     assert_same_run(run, whole)
 
 
+def test_a_disk_without_room_for_the_first_checkpoint(fedexp, tmp_path, monkeypatch):
+    """The command that is printed begins the run again."""
+
+    def full(path, content):
+        raise StorageError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    monkeypatch.setattr(storage, "save_tree", full)
+    answer = fedexp(*RUN, "rounds=1", "hydra.run.dir=run")
+    assert_fails(answer, "No space left on device", "No state was saved; begin again with:  fedexp resume=run\n")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    answer = fedexp("resume=run", "tracker=none")
+    assert answer.code == 0, answer.err
+    assert "no round was saved: the run begins anew" in answer.err
+
+
 def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = (whole / "checkpoint/latest.pt").stat().st_size - 1000
@@ -151,7 +169,9 @@ def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
     """Nothing is left to save; what is not there is not made again, so that nobody takes it for a run."""
     at_round(2, monkeypatch, shutil.rmtree)
     answer = fedexp(*RUN, "hydra.run.dir=run")
-    assert_fails(answer, "removed or moved while the run went on", "No state was saved; begin with:  the same command")
+    assert_fails(
+        answer, "removed or moved while the run went on", "No state was saved; begin again with:  the same command"
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -190,8 +190,8 @@ def say_failure(error: Exception, job: "Job", hydra_config: Any, new: bool) -> i
         return say(str(error))
     if isinstance(error, StorageError):
         after = kept(directory)
-        command = "the same command" if in_sweep or after is None else again(directory)
-        state = "No state was saved; begin" if after is None else f"The state after round {after} is kept; go on"
+        command = "the same command" if in_sweep or not is_begun(directory) else again(directory)
+        state = "No state was saved; begin again" if after is None else f"The state after round {after} is kept; go on"
         record_failure(job, str(error), FAILED, notes)
         return say(f"the run failed: {error}\n{state} with:  {command}", FAILED)
     where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, notes)
@@ -253,6 +253,13 @@ def holds_a_run(directory: Path) -> bool:
     from fedexp.rundir import files
 
     return any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS)) or is_finished(directory)
+
+
+def is_begun(directory: Path) -> bool:
+    """Return whether a run has written its first table there, so that a new one is refused and `resume=` continues."""
+    from fedexp.rundir import files
+
+    return (directory / files.ROUNDS).exists()
 
 
 def is_finished(directory: Path) -> bool:
