@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from fedexp.cli import budget, main
 from fedexp.cli.arguments import sort_out
@@ -261,3 +262,28 @@ def test_the_sweeper_of_hydra_is_as_before_after_a_budget():
     with sweeping([["seed=1"]]):
         assert BasicSweeper.split_arguments([], None) == [[["seed=1"]]]
     assert vars(BasicSweeper)["split_arguments"] is before
+
+
+@pytest.mark.parametrize("rounds", ["null", "[1]", "abc", "-5", "0"])
+def test_a_number_of_rounds_that_is_none_is_refused_before_anything_is_estimated(rounds, here, capsys):
+    for asked in ("preview=true", "budget=1"):
+        assert main.main(["--multirun", *SMALL, f"rounds={rounds}", "hydra.sweep.dir=multirun/a", asked]) == 2
+        assert "rounds" in capsys.readouterr().err
+        assert not (here / "multirun").exists()
+
+
+def test_own_options_in_a_folder_with_commas_and_brackets(here):
+    folder = here / "my conf, (x) [y]"
+    (folder / "algorithm").mkdir(parents=True)
+    (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
+    (job,) = plan([["algorithm=mine", *SMALL, "hydra.sweep.dir=multirun/a"]], CONF, [folder])
+    assert job.config["algorithm"]["_target_"].endswith("FedAvg")
+
+
+def test_what_launches_a_job_is_not_among_the_options_of_the_run_that_stands_for_it(here, monkeypatch):
+    (job,) = plan([["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/a"]], CONF, [])
+    (twin,) = plan([["rounds=1", *SMALL, "hydra/launcher=joblib", "hydra.sweep.dir=multirun/b"]], CONF, [])
+    monkeypatch.setattr(budget, "status", lambda job: "new")
+    budget.note_shared([budget.Slot(job, (twin,), job.directory, None, None, 0, False)])
+    written = yaml.safe_load((twin.directory / ".hydra" / "overrides.yaml").read_text())
+    assert sorted(written) == sorted(["rounds=1", *SMALL])

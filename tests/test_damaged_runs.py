@@ -19,6 +19,7 @@ from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures.__main__ import main as figures
 from fedexp.rundir import elsewhere
 from fedexp.rundir.lock import is_occupied
+from fedexp.rundir.mending import begin_again_where_damaged
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.sweeps import SweepDirectory
 from test_view import write_run
@@ -228,6 +229,20 @@ def test_a_marker_or_lock_that_is_damaged_is_none(sweep):
         assert SweepDirectory(sweep).name == "mine"
     (sweep / "hurt" / ".lock").mkdir()
     assert not is_occupied(sweep / "hurt")
+
+
+@pytest.mark.parametrize("left", ["nothing else", "a table"])
+def test_a_job_that_was_refused_is_tried_again_without_a_word_of_damage(tmp_path, caplog, monkeypatch, left):
+    """But files of rounds that no configuration belongs to are damage, whatever the summary says."""
+    monkeypatch.setattr(logging.getLogger("fedexp"), "propagate", True)
+    (tmp_path / "summary.json").write_text('{"status": "failed", "error": "local.optimizer=adam: ...", "exit_code": 2}')
+    (tmp_path / "error.txt").write_text("local.optimizer=adam: ...")
+    if left == "a table":
+        (tmp_path / "rounds.csv").write_text("round\n0\n")
+    begin_again_where_damaged(tmp_path, ["algorithm=scaffold", "local.optimizer=adam"])
+    assert ("config.yaml: is missing" in caplog.text) == (left == "a table")
+    assert (tmp_path / "damaged").exists() == (left == "a table")
+    assert not (tmp_path / "summary.json").exists()
 
 
 REPAIRS = {"summary.json": "folder", "rounds.csv": "binary", "class_accuracy.csv": "cut", "config.yaml": "list"}

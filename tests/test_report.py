@@ -118,3 +118,14 @@ def test_options_are_what_runs_on_one_data_set_do_not_share(tmp_path):
             base | {"overrides": ["local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]},
             {"dataset": "digits", "overrides": ["local.lr=0.2"]}]  # fmt: skip
     assert what_differs(runs) == ["", "algorithm.lambda_d=1", ""]
+
+
+def test_a_table_that_cannot_be_written_is_one_message(tmp_path, capsys):
+    """A file stands where a directory would have to be, and a directory where the table of a sweep would be."""
+    make_run(tmp_path / "sweep" / "a")
+    (tmp_path / "file").touch()
+    assert main([str(tmp_path / "sweep"), "--out", str(tmp_path / "file" / "table")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+    (tmp_path / "sweep" / "table.md").mkdir()
+    assert main([str(tmp_path / "sweep"), "--no-figures"]) == 1
+    assert f"{tmp_path / 'sweep' / 'table.md'}: cannot be written" in capsys.readouterr().err

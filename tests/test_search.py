@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from fedexp.cli import launchers
+from fedexp.cli import launchers, search
 from fedexp.cli.search import Options, space_of, watch_of
 from fedexp.core.errors import ConfigError
 from fedexp.core.objective import check_objective, direction_of, objective_name, value_of
@@ -155,3 +155,40 @@ def test_options_of_the_sweeper_in_conf_are_those_that_are_read():
     values = yaml.safe_load((Path(__file__).parents[1] / "conf/sweeper/optuna.yaml").read_text())
     values.pop("_target_")
     assert Options(**values).n_trials == 20
+
+
+def open_for(directory, **changes):
+    given = {"objective": "accuracy", "direction": "max"}
+    space = changes.pop("space", {"local.lr": None})
+    fixed = changes.pop("fixed", ["rounds=1", "algorithm=fedavg"])
+    return search.open_study(directory, Options(**OPTIONS), given | changes | search.subject_of(space, fixed), 1)
+
+
+def test_a_study_is_about_one_experiment(tmp_path):
+    """The same command in another order, on other hardware or with another tracker goes on with it; another number of
+    rounds, another method, key or objective is refused."""
+    open_for(tmp_path)
+    free = ["algorithm=fedavg", "hydra.sweeper.n_trials=9", "tracker=none", "hardware.threads=1", "rounds=1"]
+    open_for(tmp_path, fixed=free)
+    others = [
+        {"fixed": ["rounds=3", "algorithm=fedavg"]},
+        {"fixed": ["rounds=1", "algorithm=fedntd"]},
+        {"space": {"local.momentum": None}},
+        {"objective": "forgetting", "direction": "min"},
+    ]
+    for other in others:
+        with pytest.raises(ConfigError, match=r"holds a study of .*, not of .*; choose another directory"):
+            open_for(tmp_path, **other)
+
+
+def test_a_study_of_an_early_version_goes_on(tmp_path):
+    study = optuna_study(tmp_path)
+    for key, value in (("objective", "accuracy"), ("direction", "max")):
+        study.set_user_attr(key, value)
+    assert open_for(tmp_path).user_attrs["search for"] == "local.lr"
+
+
+def optuna_study(directory):
+    import optuna
+
+    return optuna.create_study(study_name=search.NAME, storage=search.store_of(directory), direction="maximize")

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedexp.analysis.aggregate import write_report
 from fedexp.analysis.paper_table import add_layout_flags
-from fedexp.core.errors import ConfigError, require_choice, say
+from fedexp.core.errors import FAILED, ConfigError, StorageError, require_choice, say
 from fedexp.core.pictures import PNG, add_flags
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
@@ -103,7 +103,7 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
 
 def what_differs(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return, for each run, the overrides that not all runs on its data set share, without what other columns say."""
-    said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra.", "hardware", "tracker",
+    said = ("dataset=", "algorithm=", "scenario=", "partition=", "seed", "rounds=", "hydra", "hardware", "tracker",
             "figures", "eval_interval", "test_views", "evaluate", "keep_models",
             "keep_local_models", "objective")  # fmt: skip
     own = [{o for o in values["overrides"] if not o.startswith(said)} for values in found]
@@ -163,9 +163,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") ->
             require_choice("--metric", name, tuple(MEASURES))
         if options.out is None and not measures:
             return sweep_reports(options)
+        return one_table(options.directories, options.out, measures)
     except ConfigError as error:
         return say(str(error))
-    return one_table(options.directories, options.out, measures)
+    except StorageError as error:
+        return say(str(error), FAILED)
 
 
 def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:

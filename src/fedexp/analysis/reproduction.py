@@ -20,7 +20,7 @@ from fedexp.analysis import both_views, compare, curves, layout, parts
 from fedexp.analysis.status import judged_orders, status
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
-from fedexp.core.errors import ConfigError, say
+from fedexp.core.errors import FAILED, ConfigError, StorageError, say
 from fedexp.core.storage import write_atomically
 
 NUMBERS = ("n", "diverged", "mean", "std", "error", "plain_last", "plain_last10", "plain_error", "printed",
@@ -222,9 +222,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp reproductio
         return show_status(options.root, options.data_dir)
     try:
         found = all_files(options.root)
+        return check_files(options.root, found) if options.check else write_files(options.root, found)
     except ConfigError as error:
         return say(str(error))
-    return check_files(options.root, found) if options.check else write_files(options.root, found)
+    except StorageError as error:
+        return say(str(error), FAILED)
 
 
 def check_files(root: Path, found: Mapping[Path, str]) -> int:

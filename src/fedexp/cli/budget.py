@@ -214,7 +214,8 @@ def note_shared(slots: Sequence[Slot]) -> None:
             directory.mkdir(parents=True, exist_ok=True)
             with suppress(Occupied), occupied(directory):
                 if finished_summary(directory) is None:
-                    elsewhere.note(directory, done.absolute(), job.overrides)
+                    own = [text for text in job.overrides if not is_hydras(text)]
+                    elsewhere.note(directory, done.absolute(), own)
 
 
 def deadline_of(hydra_config: Any) -> Deadline:

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.analysis.sweep import expand
-from fedexp.config.build import resolve
+from fedexp.cli.arguments import literal
+from fedexp.config.build import build, resolve
 from fedexp.config.run_names import run_name
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import VIEWS, file_of, views_of
@@ -48,7 +49,8 @@ class Planned:
     def rounds(self) -> int:
         """Return the number of rounds of one task, where there are several."""
         own = (self.config.get("scenario") or {}).get("rounds_per_task")  # by default an interpolation of `rounds`
-        return own if isinstance(own, int) else int(self.config.get("rounds", 0))
+        rounds = own if isinstance(own, int) else self.config.get("rounds")
+        return rounds if isinstance(rounds, int) else 0
 
     @cached_property
     def resolved(self) -> Mapping[str, Any] | None:
@@ -93,7 +95,8 @@ class Estimate:
 
 def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> list[Planned]:
     """Plan all jobs of these multiruns, each directory once."""
-    search = [f"hydra.searchpath=[{','.join(f'file://{folder.resolve()}' for folder in extra)}]"] if extra else []
+    folders = ",".join(literal(f"file://{folder.resolve()}") for folder in extra)
+    search = [f"hydra.searchpath=[{folders}]"] if extra else []
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         for overrides in lists:
@@ -101,6 +104,8 @@ def plan(lists: Sequence[Sequence[str]], conf: Path, extra: Sequence[Path]) -> l
                 config = compose("config", overrides=[*job, *search], return_hydra_config=True)
                 directory = Path(str(config.hydra.sweep.dir), run_name(config))
                 own = {str(key): value for key, value in config.items() if key != "hydra"}
+                if type(own.get("rounds")) is not int or own["rounds"] < 1:
+                    build(OmegaConf.create(own))  # says what is wrong; without a number of rounds nothing is estimated
                 plain = OmegaConf.to_container(OmegaConf.create(own), resolve=False)
                 jobs.setdefault(directory, Planned(directory, plain, tuple(job)))  # type: ignore[arg-type]
     return list(jobs.values())

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 STUDY, TRIALS, BEST = "study.db", "trials.csv", "optimization_results.yaml"
 NAME = "fedexp"  # of the one study in the file
 VARIABLE = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the number of the trial
+# Beginnings of overrides that may differ between commands that go on with one study: they change no result.
+FREE = ("hydra", "tracker", "figures", "data_dir", "checkpoint_interval", "profile", "keep_")  # and where it is run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,8 @@ def search(options: Mapping[str, Any], config: DictConfig, launcher: Any, argume
         )
     name = objective_of(config)
     directory.mkdir(parents=True, exist_ok=True)
-    study = open_study(directory, asked, name, direction_of(name, config.get("objective_direction")), rounds_of(config))
+    wanted = {"objective": name, "direction": direction_of(name, config.get("objective_direction"))}
+    study = open_study(directory, asked, wanted | subject_of(space, fixed), rounds_of(config))
     OmegaConf.save(config, directory / "multirun.yaml")
     begun = [reopened(study, trial.number) for trial in study.trials if trial.state.name == "RUNNING"]
     done = sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
@@ -165,9 +168,17 @@ def distribution(override: Any) -> "BaseDistribution":
         raise ConfigError(f"{override.input_line}: {error}") from error
 
 
-def open_study(directory: Path, asked: Options, objective: str, direction: str, rounds: int) -> "Study":
-    """Return the study of a directory, a new one where there is none. Raises ConfigError where it is about another
-    objective."""
+def subject_of(space: Mapping[str, Any], fixed: Sequence[str]) -> dict[str, str]:
+    """Return what trials of one study have in common: the options that are searched for, and the others."""
+    from fedexp.analysis.compare import WHERE
+
+    options = sorted(text for text in fixed if not text.lstrip("+~").startswith((*FREE, *WHERE)))
+    return {"search for": " ".join(sorted(space)), "other options": " ".join(options)}
+
+
+def open_study(directory: Path, asked: Options, wanted: Mapping[str, str], rounds: int) -> "Study":
+    """Return the study of a directory, a new one where there is none. wanted: what it is about. Raises ConfigError
+    where the study there is about something else; one of an early version has not noted all of it."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -176,17 +187,16 @@ def open_study(directory: Path, asked: Options, objective: str, direction: str, 
     study = optuna.create_study(
         study_name=NAME,
         storage=store,
-        direction="maximize" if direction == "max" else "minimize",
+        direction="maximize" if wanted["direction"] == "max" else "minimize",
         sampler=asked.make_sampler(known[NAME].n_trials if NAME in known else 0),
         pruner=asked.make_pruner(rounds),
         load_if_exists=True,
     )
-    wanted = {"objective": objective, "direction": direction}
-    if NAME in known and study.user_attrs != wanted:
-        found = study.user_attrs
+    found = study.user_attrs if NAME in known else {}
+    if other := [key for key, value in wanted.items() if found.get(key, value) != value]:
+        said = ("; ".join(f"{key}: {each[key] or 'none'}" for key in other) for each in (found, wanted))
         raise ConfigError(
-            f"hydra.sweep.dir={directory}: holds a study of objective={found.get('objective')} "
-            f"({found.get('direction')}), not of objective={objective} ({direction}); choose another directory"
+            "hydra.sweep.dir={}: holds a study of {}, not of {}; choose another directory".format(directory, *said)
         )
     for key, value in wanted.items():
         study.set_user_attr(key, value)

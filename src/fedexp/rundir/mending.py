@@ -22,7 +22,12 @@ def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None
     checksums."""
     run = RunDirectory(directory)
     written = (files.CONFIG, files.SUMMARY, files.CHECKPOINT, files.PREVIOUS, *files.TABLES)
-    if not any(map(run.has, written)):
+    left = [name for name in written if run.has(name)]
+    if left == [files.SUMMARY] and run.status == "failed":  # it ended before it began, and nothing is damaged
+        with storage.storing(directory):
+            remove_attempt(directory)
+        return
+    if not left:
         return
     if not run.config:
         reasons = [str(problem) for problem in run.problems if problem.file == files.CONFIG]
