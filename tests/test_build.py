@@ -198,6 +198,9 @@ def test_dataset_brings_its_protocol():
         (["model.hidden=[1,9223372036854775808]"], "model.hidden=[1, 9223372036854775808]: must be a list of values"),
         (["surrogate.options=5"], "surrogate.options=5: must be values by name, such as {root: photos}"),
         (["surrogate.dataset=digits", "surrogate.options=5"], "surrogate.options=5: must be values by name"),
+        (["+surrogate.options.root=a"], "surrogate.options={'root': 'a'}: must be {} without a surrogate.dataset"),
+        (["schedule.clients=[3]"], "schedule.clients=[3]: must be null without schedule.classes"),
+        (["validation.per_client=2"], "validation.per_client=2: must be true or false"),
         (["surrogate.dataset=3"], "surrogate.dataset=3: must be the name of a data set, or null"),
         (
             ["scenario=domain_incremental", "scenario.domains=[3]"],
@@ -272,6 +275,7 @@ def test_values_are_converted(annotation, value, expected):
         (float, [1.0], "key=[1.0]: must be a number"),
         (float, True, "key=True: must be a number"),
         (bool, 2.5, "key=2.5: must be true or false"),
+        (bool, 2, "key=2: must be true or false"),
         (str, None, "key=None: must be a text"),
         (str, ["a"], "key=['a']: must be a text"),
         (int | None, "a", "key=a: must be an integer, or null"),

@@ -3,9 +3,11 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from fedexp.cli import main
+from fedexp.cli.arguments import expand_resume
 from fedexp.config.spelling import normalise
 from fedexp.core import packages
-from fedexp.core.errors import nearest
+from fedexp.core.errors import ConfigError, nearest
 from toy_federation import CONF
 
 
@@ -57,3 +59,38 @@ def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_pat
     assert packages.how_to_install("joblib") == f"pip install -e '.[joblib]' (in {tmp_path})"
     monkeypatch.chdir(tmp_path)
     assert packages.how_to_install("joblib") == "pip install -e '.[joblib]'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["algorithm="], "fedexp: algorithm=: every run has one; options: affcl, "),
+        (["~algorithm"], "fedexp: ~algorithm: every run has one; options: affcl, "),
+        (["hydra.run.dir="], "fedexp: hydra.run.dir=: must be a directory"),
+        (["resume="], "fedexp: resume=: must be a run directory"),
+        (["objective=nothing"], "fedexp: objective=nothing: no such number in summary.json"),
+        (
+            ["figures=false", "figures.titles=false"],
+            "fedexp: figures.titles: goes with the options of figures, not with",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_left_empty_or_does_not_go_together_is_one_message(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedexp"])
+    assert main.main([*arguments, "tracker=none", "rounds=1"]) == 2
+    out, error = capsys.readouterr()
+    assert error.startswith(message)
+    assert "Traceback" not in out + error
+    assert list(tmp_path.iterdir()) == []
+    names = error.partition("there are: ")[2].split(", ")
+    assert len(set(names)) == len(names)
+
+
+def test_a_resumed_run_stays_in_its_directory(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- rounds=1\n")
+    (tmp_path / "config.yaml").write_text("rounds: 1\n")
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=b: does not go with resume="):
+        expand_resume([f"resume={tmp_path}", "hydra.run.dir=b"])

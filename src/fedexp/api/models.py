@@ -13,6 +13,7 @@ from fedexp.api.directories import Run, load_run, trusting
 from fedexp.cli.evaluate import dataset_of
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.packages import how_to_install
 from fedexp.models.lora import merge
 
 if TYPE_CHECKING:
@@ -83,7 +84,6 @@ def safetensors_saver():  # type: ignore[no-untyped-def]
         from safetensors.torch import save
     except ImportError:
         raise ConfigError(
-            "the form .safetensors needs the package safetensors: pip install 'fedexp[safetensors]' (a checkout: "
-            "pip install -e '.[safetensors]'); .pt needs nothing"
+            f"the form .safetensors needs the package safetensors: {how_to_install('safetensors')}; .pt needs nothing"
         ) from None
     return save

@@ -50,6 +50,7 @@ def sort_out(arguments: list[str]) -> Asked:
     if called := [o for o in own if key_of(o).startswith("hydra") and "_target_" in o]:
         raise ConfigError(f"{called[0]}: what Hydra calls can only be set in a directory of your own (--config-dir)")
     check_names(own, [*list_groups(folders), *PRESETS])
+    check_values(own, folders)
     if lists := [o for o in own if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)]:
         raise ConfigError(f"{lists[0]}: {ONE_OPTION}; groups: {', '.join(list_groups(folders))}")
     multirun = "--multirun" in flags or "-m" in flags
@@ -133,8 +134,10 @@ def expand_resume(arguments: list[str]) -> list[str]:
     from fedexp.rundir.links import require_run_directory
 
     given = [a.split("=", 1)[1] for a in arguments if a.startswith("resume=")]
-    if not given or given[-1] in ("null", ""):
+    if not given or given[-1] == "null":
         return arguments
+    if not given[-1].strip("'\""):
+        raise ConfigError("resume=: must be a run directory")
     if "--multirun" in arguments or "-m" in arguments:
         raise ConfigError("resume: goes with a single run, not with --multirun")
     try:
@@ -146,12 +149,29 @@ def expand_resume(arguments: list[str]) -> list[str]:
     before = read_overrides(directory / ".hydra" / "overrides.yaml", [*list_groups(folders), *PRESETS])
     flags, now = split_flags(arguments)
     later = [a for a in now if not a.startswith("resume=")]
+    if elsewhere := [a for a in later if key_of(a) == "hydra.run.dir"]:
+        raise ConfigError(f"{elsewhere[-1]}: does not go with resume=, which names the directory of the run")
     # A later override of the same key replaces the stored one, so that check_resume can compare the two.
     kept = [o for o in before if key_of(o) not in {key_of(a) for a in later} and key_of(o) != "resume"]
     if any(key_of(a) == "tracker" for a in later):  # another one, which has other keys
         kept = [o for o in kept if not key_of(o).startswith("tracker.")]
     path = literal(str(directory))
     return [*flags, *kept, *later, f"resume={path}", f"hydra.run.dir={path}"]
+
+
+def check_values(overrides: list[str], folders: list[Path]) -> None:
+    """Raise ConfigError for a directory or an option that is left empty, as a shell variable without a value leaves it,
+    and for a group that is taken out."""
+    from fedexp.config.build import GROUPS
+    from fedexp.config.options import list_options
+
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        name = key.lstrip("~+")
+        if name in ("hydra.run.dir", "hydra.sweep.dir") and equals and not value.strip("'\""):
+            raise ConfigError(f"{override}: must be a directory")
+        if name in GROUPS and (key.startswith("~") or (equals and not value)):
+            raise ConfigError(f"{override}: every run has one; options: {', '.join(list_options(name, folders))}")
 
 
 def literal(text: str) -> str:

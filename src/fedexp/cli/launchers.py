@@ -49,7 +49,7 @@ def register(conf: Path) -> None:
 def check_installed(overrides: Sequence[str]) -> None:
     """Raise ConfigError where the launcher or the sweeper that is asked for has not been installed."""
     if "hydra/sweeper=optuna" in overrides and not importable("optuna"):
-        raise ConfigError("hydra/sweeper=optuna: is not installed; pip install 'fedexp[optuna]' brings it")
+        raise ConfigError(f"hydra/sweeper=optuna: is not installed; {how_to_install('optuna')} brings it")
     names = [value for key, _, value in (o.partition("=") for o in overrides) if key == "hydra/launcher"]
     if not names or names[-1] not in EXTRAS:
         return

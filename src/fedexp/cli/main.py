@@ -197,7 +197,8 @@ def say_error(error: Exception, watch: "SweepWatch", folders: list[Path]) -> int
     if lacks_memory(error):
         return say_no_memory(error)
     if isinstance(error, OSError):
-        return say(f"{error.filename}: cannot be written ({error.strerror})")
+        where = error.filename or "the working directory, or a file in it"
+        return say(f"{where}: cannot be written ({error.strerror})")
     raise error
 
 

@@ -74,6 +74,10 @@ def unknown_key(key: str, conf: Path, extra: list[Path]) -> str:
     known = known_keys(conf, extra)
     if owners := known.get(key):
         return f"{key}: only exists with {' or '.join(owners)}"
+    if key in known:
+        parent = key.rpartition(".")[0]
+        hint = "; figures.draw=false draws none" if parent == "figures" else ""
+        return f"{key}: goes with the options of {parent}, not with {parent}=<one value>{hint}"
     inside = [name for name in known if name.rpartition(".")[2] == key]
     inside = [name for name in inside if not known[name]] or inside  # those that every run has, where there are some
     hint = f" (nearest: '{inside[0]}')" if inside else nearest(key, known)

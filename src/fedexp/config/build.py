@@ -193,6 +193,8 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return value
     if annotation is str and isinstance(value, bool | int | float):
         return str(value)
+    if annotation is bool and value not in (True, False) and isinstance(value, int | float):
+        raise ConfigError(f"{key}={value}: must be {describe(annotation)}")  # OmegaConf takes any number for true
     try:
         result = value if type(value) is annotation else converted_by_omegaconf(annotation, value)
     except OmegaConfBaseException as error:

@@ -39,7 +39,7 @@ def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> 
 
     further: names of what metrics of forgetting add."""
     names = [*MEASURES, *further]
-    here = [*(named(each, view) for view in views for each in names), *OTHERS]
+    here = list(dict.fromkeys([*(named(each, view) for view in views for each in names), *OTHERS]))
     if name in here:
         return
     elsewhere = [view for view in VIEWS if name in {named(each, view) for each in names}]

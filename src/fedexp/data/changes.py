@@ -42,6 +42,8 @@ class Schedule:
     def __post_init__(self) -> None:
         good = self.clients is None or (len(self.clients) > 0 and min(self.clients) >= 0)
         require(good, "schedule.clients", self.clients, "a list of clients from 0 on, or null")
+        require(self.clients is None or len(self.classes) > 0, "schedule.clients", self.clients,
+                "null without schedule.classes, whose clients they are")  # fmt: skip
 
     @property
     def rounds(self) -> list[int]:

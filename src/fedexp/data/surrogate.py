@@ -37,6 +37,8 @@ class Surrogate:
         require(good, "surrogate.classes", self.classes, "different labels, or null for all")
         require(self.classes is None or self.given, "surrogate.classes", self.classes,
                 "null without a surrogate.dataset or surrogate.fraction")  # fmt: skip
+        require(not self.options or self.dataset is not None, "surrogate.options", self.options,
+                "{} without a surrogate.dataset, whose options they are")  # fmt: skip
         require(self.shards >= 1, "surrogate.shards", self.shards, "at least 1")
         require(self.server_shards >= 1, "surrogate.server_shards", self.server_shards, "at least 1")
         require(self.total_shards is None or self.total_shards >= 1, "surrogate.total_shards", self.total_shards,

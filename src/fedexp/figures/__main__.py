@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import FAILED, ConfigError, say
 from fedexp.core.pictures import add_flags
 from fedexp.figures import look_of, make_figures
 
@@ -24,9 +24,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp figures") -
                     f"{run_dir}: no run to draw here (needs rounds.csv, class_accuracy.csv or partition.npz)"
                 )
             print(*paths, sep="\n")
-        except (ConfigError, OSError) as error:
-            print(error, file=sys.stderr)
-            code = 2
+        except ConfigError as error:
+            code = say(str(error))
+        except OSError as error:
+            code = say(f"{error.filename or run_dir}: cannot be read or written ({error.strerror})", FAILED)
     return code
 
 

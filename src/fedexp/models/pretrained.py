@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedexp.core.errors import ConfigError, nearest, require
+from fedexp.core.packages import how_to_install
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading, finished
 from fedexp.models.resnet import load_weights
 
@@ -107,7 +108,7 @@ class Timm(Pretrained):
         try:
             import timm
         except ImportError:
-            raise ConfigError("model=timm: needs the package timm: pip install 'fedexp[timm]'") from None
+            raise ConfigError(f"model=timm: needs the package timm: {how_to_install('timm')}") from None
         if not timm.is_model(self.name.partition(".")[0]):
             raise ConfigError(f"model.name={self.name}: no network of timm{nearest(self.name, timm.list_models())}")
         options: dict[str, Any] = {"num_classes": num_classes, "pretrained": self.weights is not None}

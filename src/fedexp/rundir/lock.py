@@ -18,6 +18,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
 
 LOCK, OWNER = ".lock", ".owner.json"
+PATIENCE = 0.5  # seconds: who only looks whether a directory is in use (`is_occupied`) has the lock for a moment
 
 
 class Occupied(ConfigError):
@@ -27,9 +28,9 @@ class Occupied(ConfigError):
 @contextmanager
 def occupied(directory: Path) -> Iterator[None]:
     """Hold the directory, which must exist; raise Occupied, which names the owner, where another process does."""
-    lock = FileLock(directory / LOCK, timeout=0)
+    lock = FileLock(directory / LOCK, timeout=PATIENCE)
     try:
-        lock.acquire()
+        lock.acquire(poll_interval=0.02)
     except Timeout:
         raise Occupied(f"{directory}: {owner_of(directory)} is working there") from None
     except OSError as error:

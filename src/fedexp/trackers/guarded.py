@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedexp.core.errors import ConfigError
+from fedexp.core.packages import how_to_install
 from fedexp.core.views import PLAIN
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 from fedexp.trackers.wandb_names import analysis_metric, class_metric, metric_name
@@ -26,7 +27,7 @@ def require_package(package: str, tracker: str) -> None:
     except ValueError:  # a module without a specification: somebody has put it there
         found = True
     if not found:
-        raise ConfigError(f"tracker={tracker}: needs the package {package}: pip install 'fedexp[{tracker}]'")
+        raise ConfigError(f"tracker={tracker}: needs the package {package}: {how_to_install(tracker)}")
 
 
 def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
