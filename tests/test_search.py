@@ -170,11 +170,13 @@ def test_a_study_is_about_one_experiment(tmp_path):
     open_for(tmp_path)
     free = ["algorithm=fedavg", "hydra.sweeper.n_trials=9", "tracker=none", "hardware.threads=1", "rounds=1"]
     open_for(tmp_path, fixed=free)
+    open_for(tmp_path, fixed=["objective=accuracy", "rounds=3", "rounds=1", "algorithm=fedavg"])
     others = [
         {"fixed": ["rounds=3", "algorithm=fedavg"]},
         {"fixed": ["rounds=1", "algorithm=fedntd"]},
         {"space": {"local.momentum": None}},
         {"objective": "forgetting", "direction": "min"},
+        {"fixed": ["rounds=1", "rounds=3", "algorithm=fedavg"]},  # the last one counts
     ]
     for other in others:
         with pytest.raises(ConfigError, match=r"holds a study of .*, not of .*; choose another directory"):

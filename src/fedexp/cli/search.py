@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedexp.config.overrides import key_of
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.core.objective import direction_of, objective_name, value_of
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 STUDY, TRIALS, BEST = "study.db", "trials.csv", "optimization_results.yaml"
 NAME = "fedexp"  # of the one study in the file
 VARIABLE = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the number of the trial
-# Beginnings of overrides that may differ between commands that go on with one study: they change no result.
-FREE = ("hydra", "tracker", "figures", "data_dir", "checkpoint_interval", "profile", "keep_")  # and where it is run
+# Beginnings of overrides that may differ between commands that go on with one study: they change no result. Where it is
+# run may differ too; the objective is compared by itself.
+FREE = ("hydra", "tracker", "figures", "data_dir", "checkpoint_interval", "profile", "keep_", "objective")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,8 @@ def subject_of(space: Mapping[str, Any], fixed: Sequence[str]) -> dict[str, str]
     """Return what trials of one study have in common: the options that are searched for, and the others."""
     from fedexp.analysis.compare import WHERE
 
-    options = sorted(text for text in fixed if not text.lstrip("+~").startswith((*FREE, *WHERE)))
+    last = {key_of(text): text for text in fixed}  # of a key that is given twice, the last value counts
+    options = sorted(text for text in last.values() if not text.lstrip("+~").startswith((*FREE, *WHERE)))
     return {"search for": " ".join(sorted(space)), "other options": " ".join(options)}
 
 
