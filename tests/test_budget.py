@@ -287,3 +287,11 @@ def test_what_launches_a_job_is_not_among_the_options_of_the_run_that_stands_for
     budget.note_shared([budget.Slot(job, (twin,), job.directory, None, None, 0, False)])
     written = yaml.safe_load((twin.directory / ".hydra" / "overrides.yaml").read_text())
     assert sorted(written) == sorted(["rounds=1", *SMALL])
+
+
+def test_tables_that_cannot_be_written_fail_the_command_and_nothing_else(here, capsys):
+    (here / "multirun/a/table.md").mkdir(parents=True)
+    assert fedexp("rounds=1", "seed=0", "hydra.sweep.dir=multirun/a", "budget=10") == 1
+    answer = capsys.readouterr()
+    assert answer.err.count("table.md: cannot be written") == 1
+    assert answer.out.endswith("1 of 1 done\n")

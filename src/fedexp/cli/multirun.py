@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedexp.cli.arguments import Asked
 from fedexp.cli.callbacks import NOTES, SweepWatch, failures
 from fedexp.config.options import conf_directory
-from fedexp.core.errors import FAILED, say
+from fedexp.core.errors import FAILED, StorageError, say
 from fedexp.core.storage import regular, shorten
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
 
 
 def finish_sweeps(watch: SweepWatch, asked: Asked, elsewhere: bool, figures: bool) -> list[int]:
-    """Write the reports of the sweeps that have ended; return the exit codes of their failures.
+    """Write the reports of the sweeps that have ended; return the exit codes of their failures, and of
+    reports that cannot be written.
 
     elsewhere: as for `failed`.
     """
@@ -71,7 +72,10 @@ def finish_sweeps(watch: SweepWatch, asked: Asked, elsewhere: bool, figures: boo
             codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
             continue
         codes += failed(sweep, watch.begun[sweep], elsewhere)
-        show_report(sweep, asked.name_of(sweep), figures)
+        try:
+            show_report(sweep, asked.name_of(sweep), figures)
+        except StorageError as error:
+            codes.append(say(str(error), FAILED))
     return codes
 
 
