@@ -162,15 +162,15 @@ def expand_resume(arguments: list[str]) -> list[str]:
 def check_values(overrides: list[str], folders: list[Path]) -> None:
     """Raise ConfigError for a directory or an option that is left empty, as a shell variable without a value leaves it,
     and for a group that is taken out."""
-    from fedexp.config.build import GROUPS
-    from fedexp.config.options import list_options
+    from fedexp.config.options import list_groups, list_options
 
+    groups = list_groups([conf_directory()])
     for override in overrides:
         key, equals, value = override.partition("=")
         name = key.lstrip("~+")
         if name in ("hydra.run.dir", "hydra.sweep.dir") and equals and not value.strip("'\""):
             raise ConfigError(f"{override}: must be a directory")
-        if name in GROUPS and (key.startswith("~") or (equals and not value)):
+        if name in groups and (key.startswith("~") or (equals and not value)):
             raise ConfigError(f"{override}: every run has one; options: {', '.join(list_options(name, folders))}")
 
 
