@@ -5,12 +5,14 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from fedexp.analysis import compare
 from fedexp.analysis.sweep import as_written, cell_of, expand, launches, load_sweep, protocol_of
@@ -20,7 +22,7 @@ from fedexp.config.build import build
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.fingerprint import essential, group_name, short_hash
-from fedexp.rundir.lock import Occupied, is_occupied, occupied
+from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training import memory
 from fedexp.training.memory import peak_memory
@@ -339,6 +341,17 @@ def test_peak_memory_counts_the_processes_of_a_run():
     if memory.PROCESSES.is_dir():
         assert 64e6 < during["host"] - before["host"] < 200e6
     assert memory.own_peak() > 50e6
+
+
+def test_who_only_looks_at_a_directory_makes_nobody_fail(tmp_path):
+    """A glance holds the lock for a moment; here for a long one."""
+    glance = FileLock(tmp_path / LOCK, thread_local=False)
+    glance.acquire()
+    later = threading.Timer(0.1, glance.release)
+    later.start()
+    with occupied(tmp_path):
+        assert not glance.is_locked
+    later.join()
 
 
 def test_one_process_at_a_time(tmp_path):
