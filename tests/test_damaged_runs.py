@@ -1,6 +1,7 @@
 """Every file of a run that tables need, with every damage, under every command that reads it: one damaged job is named,
 left out and run again; it never takes away the tables of the others, and no command ends in a traceback."""
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -198,6 +199,16 @@ def test_pictures_of_what_there_is(sweep, name, damage, capsys):
         assert name in told.err
         assert len(told.err.splitlines()) == 1
     assert not list(Path(job).rglob(".*.tmp"))
+
+
+def test_pictures_for_which_there_is_no_room_are_one_message(sweep, monkeypatch, capsys):
+    def full(directory, look):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedexp.figures.__main__.make_figures", full)
+    assert figures([str(sweep / "sound")]) == 1
+    expected = f"fedexp: {sweep / 'sound'}: cannot be read or written (No space left on device)\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_what_no_number_gives_away_is_seen(sweep):

@@ -53,7 +53,7 @@ def test_panels_show_metrics_that_runs_have():
 @pytest.mark.parametrize("project", ["fedexp", "a/b/c", "/fedexp", "team/"])
 def test_bad_project(project, capsys):
     assert dashboard.main([project, "--print"]) == 2
-    assert capsys.readouterr().err == f"dashboard: {project}: must be ENTITY/PROJECT, such as team/fedexp\n"
+    assert capsys.readouterr().err == f"fedexp: {project}: must be ENTITY/PROJECT, such as team/fedexp\n"
 
 
 def test_without_the_package(monkeypatch, capsys):
@@ -68,5 +68,5 @@ def test_without_a_key(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("fedexp.trackers.wandb_service.logged_in", lambda *_: False)
     assert dashboard.main(["team/project"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("dashboard: W&B has no key")
+    assert line.startswith("fedexp: W&B has no key")
     assert not children("wandb-core")  # the one that asking for the settings has started

@@ -68,6 +68,10 @@ def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_pat
         (["~algorithm"], "fedexp: ~algorithm: every run has one; options: affcl, "),
         (["hydra.run.dir="], "fedexp: hydra.run.dir=: must be a directory"),
         (["resume="], "fedexp: resume=: must be a run directory"),
+        (
+            ["hydra/job_logging=foo"],
+            "fedexp: hydra/job_logging=foo: no such option; options: default, disabled, none, ",
+        ),
         (["objective=nothing"], "fedexp: objective=nothing: no such number in summary.json"),
         (
             ["figures=false", "figures.titles=false"],
@@ -86,6 +90,14 @@ def test_what_is_left_empty_or_does_not_go_together_is_one_message(arguments, me
     assert list(tmp_path.iterdir()) == []
     names = error.partition("there are: ")[2].split(", ")
     assert len(set(names)) == len(names)
+
+
+def test_a_run_needs_a_working_directory_that_is_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main.main(["rounds=1", "tracker=none"]) == 2
+    assert capsys.readouterr().err == "fedexp: the working directory has been removed; go to one that is there\n"
 
 
 def test_a_resumed_run_stays_in_its_directory(tmp_path):

@@ -73,8 +73,8 @@ def test_a_push_keeps_the_id_and_does_not_lose_the_rest(fedexp, tmp_path, capfd)
     (tmp_path / "empty").mkdir()
     first = former_id(run)
     assert main(["empty", "run", "--mode", "offline", "--project", "other", "--entity", "team"]) == 2
-    (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("wandb_push:")]
-    assert error == "wandb_push: empty: no finished run there (it lacks summary.json)"
+    (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("fedexp:")]
+    assert error == "fedexp: empty: no finished run there (it lacks summary.json)"
     read = [read_run(folder)[0] for folder in run_folders(run)]
     assert [(r["run_id"], r["project"], r["entity"]) for r in read] == [(first, "fedexp", ""), (first, "other", "team")]
     shutil.rmtree(run_folders(run)[1])

@@ -59,7 +59,7 @@ def subcommands_text() -> str:
     """Every subcommand with what it does."""
     lines = ["Subcommands (each has a --help)"]
     for name, (_, arguments, description) in SUBCOMMANDS.items():
-        lines.append(f"  {f'fedexp {name} {arguments}':<30}{description}")
+        lines.append(f"  {f'fedexp {name} {arguments}':<37}{description}")
     return "\n".join(lines) + "\n"
 
 

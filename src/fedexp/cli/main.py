@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
                 if (text := information(arguments)) is not None:
                     print(text)
                     return 0
+                if not here():
+                    raise ConfigError("the working directory has been removed; go to one that is there")
                 code = run_hydra(arguments)
                 interrupts.release()
                 return code

@@ -27,6 +27,9 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
     if found := re.search(r"Could not find 'hydra/sweeper/([^']+)'", text):
         name, options = found[1], ["basic", *list_options("sweeper", [conf])]
         return f"hydra/sweeper={name}: no such sweeper{nearest(name, options)}; sweepers: {', '.join(options)}"
+    if found := re.search(r"Could not find '(hydra/[^'/]+)/([^']+)'", text):  # of Hydra's own, which it lists
+        (group, option), options = found.groups(), re.findall(r"^\t(\S+)$", text, re.MULTILINE)
+        return f"{group}={option}: no such option{nearest(option, options)}; options: {', '.join(options)}"
     if found := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
         group, option = found.groups()
         options = list_options(group, [conf, *extra])

@@ -6,7 +6,6 @@ DIRECTORY is that of a run, or of a sweep: all its runs and its tables. What was
 """
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +16,7 @@ import yaml
 
 from fedexp.cli.job import log_to_console
 from fedexp.config.options import conf_directory
-from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
+from fedexp.core.errors import FAILED, ConfigError, say
 from fedexp.core.storage import regular
 from fedexp.rundir import files
 from fedexp.rundir.links import require_no_way_out
@@ -49,8 +48,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp push") -> i
         try:
             codes.append(0 if push(directory, changes, options.new) else FAILED)
         except (ConfigError, OSError) as error:
-            print(f"wandb_push: {error}", file=sys.stderr)
-            codes.append(BAD_INPUT)
+            codes.append(say(str(error)))
     return max(codes)
 
 

@@ -25,7 +25,9 @@ SUBCOMMANDS = {
     "analyse": Subcommand("fedexp.cli.analyse", "<dir> <kind>", "loss, curvature and features of a run's kept models"),
     "figures": Subcommand("fedexp.figures.__main__", "<dir>", "the pictures of a run, drawn again"),
     "push": Subcommand("fedexp.cli.push", "<dir>", "a finished run or sweep to W&B"),
-    "dashboard": Subcommand("fedexp.trackers.dashboard", "<project>", "a W&B workspace with panels for fedexp's runs"),
+    "dashboard": Subcommand(
+        "fedexp.trackers.dashboard", "<entity>/<project>", "a W&B workspace with panels for fedexp's runs"
+    ),
     "reproduction": Subcommand("fedexp.analysis.reproduction", "", "REPRODUCTION.md from the committed tables"),
     "requirements": Subcommand("fedexp.analysis.algorithm_costs", "", "what each algorithm needs beyond FedAvg"),
 }

@@ -7,11 +7,10 @@ pictures; runs are grouped by their configuration, so that curves are means over
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, say
 from fedexp.core.packages import how_to_install
 from fedexp.core.views import VIEWS, suffix
 from fedexp.trackers.wandb_names import target_name
@@ -57,8 +56,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp dashboard")
         print(json.dumps(specification(made), indent=2) if options.show else save(made))
         return 0
     except ConfigError as error:
-        print(f"dashboard: {error}", file=sys.stderr)
-        return 2
+        return say(str(error))
 
 
 def workspace(project: str, name: str) -> "Workspace":
