@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from fedexp.analysis import reproduction
 from fedexp.analysis.aggregate import mark, write_report, write_tables
 from fedexp.analysis.both_views import MARKER, filled
 from fedexp.analysis.reproduction import VALUE, document, facts, main, read_table, whole
@@ -194,6 +195,18 @@ def test_it_is_written_and_checked(tmp_path, capsys):
     capsys.readouterr()
     assert main(["--root", str(tmp_path / "docs")]) == 2
     assert "--root names a checkout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("taken", ["REPRODUCTION.md", "docs/reproduction/curves"])
+def test_a_page_that_cannot_be_written_is_one_message(taken, tmp_path, capsys, monkeypatch):
+    """A directory stands where the page would be, and a file where the folder of its curves would be."""
+    (tmp_path / "docs/reproduction").mkdir(parents=True)
+    (tmp_path / taken).mkdir() if taken.endswith(".md") else (tmp_path / taken).touch()
+    files = {Path("REPRODUCTION.md"): "# Page\n", Path("docs/reproduction/curves/a.svg"): "<svg/>\n"}
+    monkeypatch.setattr(reproduction, "all_files", lambda root: files)
+    assert main(["--root", str(tmp_path), "--check"]) == 1
+    assert main(["--root", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("cannot be written") == 1
 
 
 def write() -> None:

@@ -21,7 +21,7 @@ from fedexp.analysis.status import judged_orders, status
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.core.errors import FAILED, ConfigError, StorageError, say
-from fedexp.core.storage import write_atomically
+from fedexp.core.storage import storing, write_atomically
 
 NUMBERS = ("n", "diverged", "mean", "std", "error", "plain_last", "plain_last10", "plain_error", "printed",
            "printed_std", "difference", "tolerance", "rho", "not_shown")  # fmt: skip
@@ -240,7 +240,7 @@ def check_files(root: Path, found: Mapping[Path, str]) -> int:
 
 
 def is_current(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8") == text
+    return path.is_file() and path.read_text(encoding="utf-8") == text
 
 
 def left_over(root: Path, found: Mapping[Path, str]) -> list[Path]:
@@ -251,9 +251,9 @@ def left_over(root: Path, found: Mapping[Path, str]) -> list[Path]:
 
 def write_files(root: Path, found: Mapping[Path, str]) -> int:
     for path, text in found.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(root / path, text.encode())
         print(f"  {root / path}")
     for path in left_over(root, found):
-        (root / path).unlink()
+        with storing(root / path):
+            (root / path).unlink()
     return 0
