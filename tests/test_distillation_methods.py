@@ -226,12 +226,12 @@ def test_feddf_returns_a_student_even_where_the_average_is_better():
 
 
 def test_feddf_needs_two_public_examples_to_validate():
-    """Of one example, which is held out, none is left to train on."""
-    simulation = make_simulation(df(epochs_on_server=0), public=0.026, sizes=(3, 7, 8))
+    """Of one example, which is held out, none is left to train on: refused before the run begins."""
+    with pytest.raises(ConfigError, match=r"public\.fraction=0\.026: 1 of 40 training examples; FedDF .* at least 2"):
+        make_simulation(df(epochs_on_server=0), public=0.026, sizes=(3, 7, 8))
+    simulation = make_simulation(df(epochs_on_server=1), public=0.026, sizes=(3, 7, 8))
     assert len(simulation.stages[0].public) == 1
-    with pytest.raises(ConfigError, match="the public set has a single example"):
-        play(simulation, 1)
-    play(make_simulation(df(epochs_on_server=1), public=0.026, sizes=(3, 7, 8)), 1)
+    play(simulation, 1)
 
 
 # --- FedKA

@@ -26,7 +26,7 @@ from fedexp.algorithms import distillation
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Needs, PublicData, ServerNetwork, ServerRound
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import require
 from fedexp.core.tree import Params, Tree
 
 
@@ -51,7 +51,8 @@ class FedDF(FedAvg):
 
     @property
     def needs(self) -> Needs:
-        return Needs(data="public, unlabelled (server)", public=True)
+        least = 1 if self.epochs_on_server else 2  # it validates on one, and trains on the rest
+        return Needs(data="public, unlabelled (server)", public=least)
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         assert round.public is not None
@@ -84,13 +85,7 @@ class FedDF(FedAvg):
         self, net: ServerNetwork, server: Tree, teacher: torch.Tensor, rng: np.random.Generator, public: PublicData
     ) -> Tree:
         """Train by steps, with early stopping: return the best student on the validation data, never the average it
-        began as. Raises ConfigError where nothing is left to train on."""
-        if len(public) < 2:
-            raise ConfigError(
-                "public.fraction: the public set has a single example, on which FedDF validates with "
-                "algorithm.epochs_on_server=0; none is left to train on. Use a larger public.fraction, or "
-                "algorithm.epochs_on_server=1, which does not validate"
-            )
+        began as."""
         order = rng.permutation(len(public))
         held = max(int(self.validation * len(public)), 1)
         check, rest = order[:held], order[held:]

@@ -54,7 +54,7 @@ class FedSSD(FedAvg):
             server_state="credibility of classes",
             small="C numbers down",
             data="public, labelled (server)",
-            public=True,
+            public=1,
         )
 
     def server_init(self, params: Params, info: Federation) -> Tree:

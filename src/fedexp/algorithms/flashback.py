@@ -76,7 +76,7 @@ class Flashback(FedAvg):
             server_state="label counts pi, participations r_k",
             small="C numbers each way",
             data="public, labelled (server)" if self.on_server else "",
-            public=self.on_server,
+            public=int(self.on_server),
         )
 
     @property

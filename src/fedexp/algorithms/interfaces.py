@@ -182,5 +182,5 @@ class Needs:
     small: str = ""  # the small change: a few numbers
     unsent: str = ""  # a small part of the model that stays where it is
     data: str = ""  # extra data, and who holds them
-    public: bool = False  # refuses to run without a public set
+    public: int = 0  # refuses to run with fewer examples in the public set; 0: it needs none
     surrogate: bool = False  # refuses to run without unlabelled examples

@@ -152,8 +152,8 @@ def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...], nam
     classes = np.union1d(task.classes, np.unique(data.y_train.numpy()[numbers]))
     labels = np.searchsorted(classes, data.y_train.numpy()[numbers])
     public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
-    if built.public.fraction and not len(public):
-        raise ConfigError(f"public.fraction={built.public.fraction}: less than one of {len(labels)} training examples")
+    if built.public.fraction:
+        check_public(built, len(public), len(labels))
     if partitioner.numbers_all and built.surrogate.fraction:  # its numbers count the surrogate examples too
         every = np.arange(len(data.y_train))
         labels = np.where(np.isin(every, numbers), np.searchsorted(classes, data.y_train.numpy()), -1)
@@ -168,6 +168,19 @@ def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...], nam
         whose = "each client's examples" if validation.per_client else f"{len(numbers)} training examples"
         raise ConfigError(f"validation.fraction={validation.fraction}: less than one of {whose}")
     return partition.holding_out(held_out, data.y_train.numpy(), data.num_classes)
+
+
+def check_public(built: Built, found: int, examples: int) -> None:
+    """Raise ConfigError where the public set has fewer examples than the algorithm needs, or none. examples: from which
+    it was drawn."""
+    asked, algorithm = f"public.fraction={built.public.fraction}", built.algorithm
+    if not found:
+        raise ConfigError(f"{asked}: less than one of {examples} training examples")
+    if found < algorithm.needs.public:
+        raise ConfigError(
+            f"{asked}: {found} of {examples} training examples; {type(algorithm).__name__} with these options needs at "
+            f"least {algorithm.needs.public}"
+        )
 
 
 def of_clients(validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]) -> np.ndarray:
