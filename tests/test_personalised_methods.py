@@ -155,7 +155,8 @@ def test_fedfomo_trains_and_validates_on_different_examples():
     info, algorithm = simulation.stages[0].federation, simulation.algorithm
     drawn = draws(len(info.labels))
     plans = [algorithm.host_plan(info, client, np.random.default_rng(0)) for client in range(info.num_clients)]
-    assert {len(plan["mask"]) for plan in plans} == {max(int(plan["mask"].sum()) for plan in plans)}
+    (width,) = {len(plan["mask"]) for plan in plans}
+    assert max(int(plan["mask"].sum()) for plan in plans) <= width <= info.largest
     for client, part in enumerate(info.parts):
         train, held = algorithm.training_part(info, client), algorithm.held_out(info, client)
         if len(part) > 1:

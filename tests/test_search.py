@@ -111,7 +111,7 @@ def test_the_median_of_the_others_decides_over_a_trial():
 
 def test_a_search_that_is_not_installed_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setattr(launchers, "importable", lambda module: module != "optuna")
-    with pytest.raises(ConfigError, match=r"^hydra/sweeper=optuna: is not installed; pip install 'fedexp\[optuna\]'"):
+    with pytest.raises(ConfigError, match=r"^hydra/sweeper=optuna: is not installed; pip install -e '\.\[optuna\]'"):
         launchers.check_installed(["hydra/sweeper=optuna"])
 
 

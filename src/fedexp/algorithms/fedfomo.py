@@ -97,7 +97,9 @@ class FedFOMO(FedAvg):
         owners = np.repeat(np.arange(info.num_clients), [len(part) for part in info.parts])
         low = draws(len(info.labels))[np.concatenate(info.parts)] < self.validation
         most = max(int(np.bincount(owners[low]).max(initial=0)), 1)  # validation examples of any client
-        return padded_numbers(self.held_out(info, client), most)
+        mean = self.validation * info.largest
+        usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1  # also of runs of other seeds
+        return padded_numbers(self.held_out(info, client), max(most, min(usual, info.largest)))
 
     def personal_broadcast(
         self, server: Tree, client: int, kept: Mapping[int, Tree], info: Federation, rng: np.random.Generator
