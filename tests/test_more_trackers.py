@@ -161,7 +161,7 @@ def test_a_resumed_run_goes_on_in_mlflow(saved, tmp_path, client):
 def test_what_is_not_installed_is_one_sentence(name, monkeypatch):
     config = build(composed(f"tracker={name}")).tracker
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=rf"^tracker={name}: needs the package \w+: pip install 'fedexp\[{name}\]'$"):
+    with pytest.raises(ConfigError, match=rf"^tracker={name}: needs the package \w+: pip install -e '\.\[{name}\]'$"):
         config.check()
 
 

@@ -371,7 +371,7 @@ def vit(**changes: Any) -> Timm:
 
 def test_timm_that_is_not_installed_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"^model=timm: needs the package timm: pip install 'fedexp\[timm\]'$"):
+    with pytest.raises(ConfigError, match=r"^model=timm: needs the package timm: pip install -e '\.\[timm\]'$"):
         make_simulation(model=vit())
 
 

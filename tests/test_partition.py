@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import toy_federation
+from fedexp.algorithms.base import FedAvg
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
@@ -619,6 +620,7 @@ def test_a_public_set_comes_from_the_writers_that_take_part(choice):
     built = SimpleNamespace(
         seeds=SimpleNamespace(partition=3),
         settings=SimpleNamespace(num_clients=3),
+        algorithm=FedAvg(),
         partition=Natural(choice=choice),
         public=Public(fraction=0.1, balanced=False),
         validation=NONE_HELD_OUT,

@@ -444,7 +444,7 @@ def test_export_refuses_another_suffix_and_says_what_is_missing(run, tmp_path, m
     with pytest.raises(ConfigError, match=r"must end in \.safetensors, \.pt or \.pth"):
         fedexp.export(run, tmp_path / "model.onnx")
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedexp\[safetensors\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[safetensors\]'"):
         fedexp.export(run, tmp_path / "model.safetensors")
     assert os.listdir(tmp_path) == []
 

@@ -42,7 +42,7 @@ class Schedule:
     def __post_init__(self) -> None:
         good = self.clients is None or (len(self.clients) > 0 and min(self.clients) >= 0)
         require(good, "schedule.clients", self.clients, "a list of clients from 0 on, or null")
-        require(self.clients is None or len(self.classes) > 0, "schedule.clients", self.clients,
+        require(not self.clients or not good or len(self.classes) > 0, "schedule.clients", self.clients,
                 "null without schedule.classes, whose clients they are")  # fmt: skip
 
     @property
