@@ -8,12 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import fedexp
 from fedexp.analysis import report
 from fedexp.analysis.aggregate import mark
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.figures.load import load_run
 from fedexp.rundir import evidence
+from fedexp.rundir.reader import RunDirectory
 from test_reproduction import COMMITTED, run_directory
 
 
@@ -137,3 +139,56 @@ def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
     tables = [pd.read_csv(tmp_path / "multirun" / name / "table.csv") for name in "ab"]
     assert tables[0].equals(tables[1])
     assert tables[0]["n"].tolist() == [1]
+
+
+def test_kept_runs_as_run_directories(tmp_path, capsys):
+    """Two runs of sweep a, and a job of sweep b for which one of them stands: load_sweep reads what is restored."""
+    multirun, out = tmp_path / "multirun", tmp_path / "out"
+    for name, run in zip(("one", "two"), COMMITTED["fedntd_table1"], strict=False):
+        run_directory(multirun / "a" / name, run)
+    shutil.copytree(multirun / "a" / "one", multirun / "b" / "other")
+    for name in ("summary.json", "rounds.csv"):
+        (multirun / "b" / "other" / name).unlink()
+    (multirun / "b" / "other" / "elsewhere.json").write_text('{"run": "../../a/one"}')
+    (multirun / "b" / "other" / ".hydra" / "overrides.yaml").write_text("[seed=7]")
+    sweeps = [multirun / name for name in "ab"]
+    before = {path.name: RunDirectory(path).values("test_accuracy") for path in multirun.glob("a/*")}
+    assert len(before["one"]) > 1
+    for sweep in sweeps:
+        evidence.keep_runs(sweep)
+        remove_runs(sweep)
+    with pytest.raises(
+        ConfigError, match=r"2 are kept as files: `fedexp report .*/a --restore DIR` makes run directories"
+    ):
+        fedexp.load_sweep(sweeps[0])
+    assert report.main([*map(str, sweeps), "--restore", str(out)]) == 0
+    assert f"2 runs are restored in {out / 'a'}" in capsys.readouterr().out
+    found = {run.directory.name: run.rounds for run in fedexp.load_sweep(out / "a").members}
+    assert {name: rounds["test_accuracy"].tolist()[1:] for name, rounds in found.items()} == before  # from round 1
+    assert RunDirectory(out / "b" / "other").overrides == ["seed=7"]
+    assert RunDirectory(out / "b" / "other").values("test_accuracy") == before["one"]
+    assert report.main([str(out), "--out", str(tmp_path / "all")]) == 0
+    assert len(pd.read_csv(tmp_path / "all.csv")) == 3
+
+
+def test_what_cannot_be_restored(tmp_path, capsys):
+    """A directory that exists, a damaged file and a sweep without files: one line each, and nothing is written."""
+    sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"
+    for name, run in zip(("one", "two"), COMMITTED["fedntd_table1"], strict=False):
+        run_directory(sweep / name, run)
+    first, second = evidence.keep_runs(sweep)
+    (out / "a" / "two").mkdir(parents=True)
+    assert report.main([str(sweep), "--restore", str(out)]) == 2
+    assert capsys.readouterr().err.endswith("/out/a/two: exists already; name a directory without it\n")
+    assert [path.name for path in out.glob("*/*")] == ["two"]
+    shutil.rmtree(out)
+    second.write_bytes(first.read_bytes()[:-50])
+    assert report.main([str(sweep), "--restore", str(out)]) == 2
+    assert not out.exists()
+    shutil.rmtree(sweep / evidence.FOLDER)
+    assert report.main([str(sweep), "--restore", str(out)]) == 2
+    assert "has no runs/*.json.xz of a finished run" in capsys.readouterr().err
+    assert report.main([str(sweep), "--restore", str(out), "--keep"]) == 2
+    assert not out.exists()
+    assert report.main([str(sweep), "--out", "."]) == 2
+    assert "--out=.: name the two files without their suffix" in capsys.readouterr().err

@@ -578,3 +578,5 @@ def test_which_options_vary():
     ]
     assert varying_options([]) == []
     assert varying_options([config("fedavg", 0.1), {}]) == [{}, {}]
+    tasks = [{"scenario": {"classes": [[0, 1], [2, second]]}} for second in (3, 4)]
+    assert varying_options(tasks) == [{"scenario.classes": ((0, 1), (2, second))} for second in (3, 4)]

@@ -1,6 +1,7 @@
 """`fedexp report SWEEP ...`: tables and pictures of sweeps, beside the print where they have a name.
 
 With `--out TABLE`: all runs below the directories in one table, a row a run, TABLE.csv and TABLE.md.
+With `--restore DIR`: run directories DIR/<sweep>/<run> from the files that `--keep` wrote, and no tables.
 With `--metric NAME,...`: measures of forgetting between tasks beside them, of old runs too (`task_matrix`).
 """
 
@@ -20,7 +21,7 @@ from fedexp.core.pictures import PNG, add_flags
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
-from fedexp.rundir.evidence import FOLDER, keep_runs
+from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, restore
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 from fedexp.trackers.base import display_path
@@ -130,6 +131,9 @@ def sweep_reports(options: argparse.Namespace) -> int:
         if not directory.is_dir():
             print(f"fedexp: {directory}: is not a directory", file=sys.stderr)
             return 2
+        if options.restore is not None:
+            restored(directory, options.restore / directory.resolve().name)
+            continue
         if options.keep:
             kept = keep_runs(directory)
             size = sum(path.stat().st_size for path in kept)
@@ -143,6 +147,14 @@ def sweep_reports(options: argparse.Namespace) -> int:
     return 0
 
 
+def restored(sweep: Path, target: Path) -> None:
+    """Make the run directories of a sweep's files, and say where. Raises ConfigError where the sweep has no files."""
+    made = restore(sweep, target)
+    if not made:
+        raise ConfigError(f"{sweep}: has no {FOLDER}/*{SUFFIX} of a finished run, which --keep writes")
+    print(f"{len(made)} runs are restored in {display_path(target)}")
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("directories", nargs="+", type=Path)
@@ -152,12 +164,19 @@ def main(arguments: Sequence[str] | None = None, prog: str = "fedexp report") ->
         "--keep", action="store_true", help="write what the report needs of each run into SWEEP/runs, to be committed"
     )
     parser.add_argument(
+        "--restore", type=Path, metavar="DIR", help="make run directories DIR/<sweep>/<run> of what --keep has written"
+    )
+    parser.add_argument(
         "--metric", default="", help=f"measures of forgetting between tasks, with commas: {', '.join(MEASURES)}"
     )
     add_flags(parser)
     add_layout_flags(parser)
     options = parser.parse_args(arguments)
     try:
+        if options.restore is not None and (options.keep or options.out is not None or options.metric):
+            raise ConfigError("--restore: works alone, without --keep, --out and --metric")
+        if options.out is not None and not options.out.name:
+            raise ConfigError(f"--out={options.out}: name the two files without their suffix, such as tables/all")
         measures = [name for name in options.metric.split(",") if name]
         for name in measures:
             require_choice("--metric", name, tuple(MEASURES))
@@ -178,7 +197,8 @@ def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[
             print(f"fedexp: {run.directory}: {run.describe_damage()}; left out", file=sys.stderr)
     found = [row(run) | task_measures(run, measures) for run in there if run.finished]
     if not found:
-        print(f"fedexp: no finished run below {', '.join(map(str, directories))}", file=sys.stderr)
+        hint = next(filter(None, map(how_to_restore, directories)), "")
+        print(f"fedexp: no finished run below {', '.join(map(str, directories))}{hint}", file=sys.stderr)
         return 2
     forms = columns(max(values["tasks"] for values in found))
     forms |= {name: form for name, form in OF_SOME.items() if any(values[name] is not None for values in found)}

@@ -31,11 +31,16 @@ def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
     choices = dict(config.get("choices") or {})
     values = flatten(numbered({key: value for key, value in config.items() if key != "choices"}))
     kept = {
-        key: tuple(value) if isinstance(value, list) else value
+        key: hashable(value)
         for key, value in values.items()
         if not is_free(key) and not key.endswith("_target_") and key not in choices
     }
     return {key: value for key, value in choices.items() if not is_free(key)} | kept
+
+
+def hashable(value: Any) -> Any:
+    """Return a list, and every list in it, as a tuple."""
+    return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
 def differs(key: str, flat: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> bool:

@@ -215,7 +215,10 @@ def load_sweep(directory: str | os.PathLike[str], config_dir: str | os.PathLike[
     path = Path(directory).expanduser()
     jobs = [job.directory for job in SweepDirectory(path).jobs] or find_runs(path)
     if not jobs:
-        raise ConfigError(f"{path}: no run is in it" if path.is_dir() else f"{path}: is not a directory")
+        from fedexp.rundir.evidence import how_to_restore
+
+        reason = f"no run is in it{how_to_restore(path)}" if path.is_dir() else "is not a directory"
+        raise ConfigError(f"{path}: {reason}")
     own = None if config_dir is None else Path(config_dir)
     return Sweep(path, tuple(Run(job, own) for job in jobs))
 

@@ -182,6 +182,41 @@ def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 yield value
 
 
+def how_to_restore(directory: Path) -> str:
+    """Return what to say, after "no run is there", of a sweep whose runs are kept as files; "" where none is."""
+    count = sum(1 for _ in (directory / FOLDER).glob(f"*{SUFFIX}"))
+    command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
+    return f"; {count} are kept as files: {command}" if count else ""
+
+
+def restore(sweep: Path, target: Path) -> list[Path]:
+    """Make run directories `target/<run>` of the files of a sweep, for all that reads run directories; return them.
+
+    A job for which another sweep's run stands gets that run, with its own overrides; it is left out where that run is
+    not kept beside it. Raises ConfigError, before anything is written, for a directory that exists or a file that
+    cannot be read.
+    """
+    sources = {path.name.removesuffix(SUFFIX): path for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))}
+    values = {name: read(path) for name, path in sources.items()}
+    for name, value in values.items():
+        if NOTED.fullmatch(note := str(value.get("elsewhere", ""))):
+            folder, run = PurePosixPath(note).parts[-2:]
+            sources[name] = sweep.absolute().parent / folder / FOLDER / f"{run}{SUFFIX}"
+    made = {target / name: path for name, path in sources.items() if path.is_file()}
+    if not made:
+        return []
+    if there := next((path for path in made if path.exists()), None):
+        raise ConfigError(f"{there}: exists already; name a directory without it")
+    with storage.storing(target), TemporaryDirectory(prefix="fedexp-") as temporary:
+        for directory, path in made.items():
+            run = Path(temporary) / directory.name
+            unpack(path, run)
+            own = yaml.safe_dump(values[directory.name]["overrides"], allow_unicode=True)
+            (run / files.OVERRIDES).write_text(own, encoding="utf-8")
+        shutil.copytree(temporary, target, dirs_exist_ok=True)
+    return list(made)
+
+
 def unpack(path: Path, directory: Path) -> None:
     """Make a run directory of a file. Raises ConfigError for one that cannot be read."""
     value = read(path)

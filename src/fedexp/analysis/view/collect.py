@@ -21,6 +21,7 @@ from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.storage import regular
 from fedexp.core.views import AUGMENTED, PLAIN, file_of, suffix
 from fedexp.rundir import files
+from fedexp.rundir.evidence import how_to_restore
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.sweeps import find_runs
@@ -53,7 +54,10 @@ def runs_below(paths: Sequence[Path]) -> list[Path]:
             raise ConfigError(f"{path}: no such directory{nearest(path.name, siblings)}")
         below = find_runs(path)
         if not below:
-            raise ConfigError(f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below it)")
+            hint = how_to_restore(path)
+            raise ConfigError(
+                f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below it){hint}"
+            )
         found |= dict.fromkeys(below)
     return list(found)
 
