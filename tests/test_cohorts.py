@@ -3,11 +3,13 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from fedexp.config.build import build, resolve
 from fedexp.config.cohorts import Cohorts, check_begun
 from fedexp.core.errors import ConfigError
+from fedexp.core.settings import Seeds
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
 from toy_federation import CONF, advance, composed, make_simulation
@@ -32,6 +34,24 @@ def test_all_forms_say_the_same(tmp_path):
     for name, content in forms.items():
         assert read(write(tmp_path / name, content)) == ASCENDING
     assert Cohorts(path=None).read(3, 5, 4) is None
+
+
+def test_the_draw_by_the_number_of_the_round():
+    """numpy's global generator, seeded before every draw with the number of the round from 0: whatever the seed."""
+    expected = {}
+    for number in (1, 2, 3):
+        np.random.seed(number - 1)  # noqa: NPY002
+        expected[number] = sorted(np.random.choice(100, 10, replace=False).tolist())  # noqa: NPY002
+    cohorts = Cohorts(path=None, draw="round")
+    assert cohorts.read(3, 100, 10) == expected
+    assert expected[1] == [2, 16, 26, 54, 55, 73, 75, 86, 93, 95]
+    for other in (5, 6):
+        simulation = make_simulation(cohorts=cohorts, seeds=Seeds(partition=0, sampling=other, training=0))
+        assert sample(simulation, 1) == cohorts.read(1, simulation.settings.num_clients, 4)[1]
+    with pytest.raises(ConfigError, match=r"cohorts.draw=round: must be seed, or cohorts.path=null"):
+        Cohorts(path="a.json", draw="round")
+    with pytest.raises(ConfigError, match=r"cohorts.draw='?dice"):
+        Cohorts(path=None, draw="dice")
 
 
 def test_the_named_clients_train(tmp_path):

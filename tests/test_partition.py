@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import random
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,6 +179,62 @@ def test_lda_equals_the_literal_routine(alpha, clients, min_size, balance, seed)
     fast = split_if_possible(lda(alpha, min_size, balance), labels, clients, seed)
     slow = literal_lda(labels, 6, clients, alpha, min_size, balance, rng(seed))
     assert [part.tolist() for part in fast.parts] == slow
+
+
+def released_lda(labels, alpha, clients, seed):
+    """FedNTD's code in plain steps, with numpy's global generator: class by class shuffled, then its proportions."""
+    np.random.seed(seed)  # noqa: NPY002
+    while True:
+        held = [[] for _ in range(clients)]
+        for c in range(labels.max() + 1):
+            indices = np.where(labels == c)[0]
+            np.random.shuffle(indices)  # noqa: NPY002
+            q = np.random.dirichlet(np.repeat(alpha, clients))  # noqa: NPY002
+            q = np.array([share * (len(own) < len(labels) / clients) for share, own in zip(q, held, strict=True)])
+            cuts = (np.cumsum(q / q.sum()) * len(indices)).astype(int)[:-1]
+            held = [own + new.tolist() for own, new in zip(held, np.split(indices, cuts), strict=True)]
+        if min(map(len, held)) >= 10:
+            return held
+
+
+def released_sharding(labels, shards_per_client, clients, seed):
+    """Likewise: a table of classes shuffled by Python's generator, and shards by numpy's."""
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+    classes = labels.max() + 1
+    count, shards = shards_per_client * clients // classes, {}
+    for c in range(classes):
+        indices = np.where(labels == c)[0].tolist()
+        size = len(indices) // count
+        shards[c] = [indices[i * size : (i + 1) * size] for i in range(count)]
+        for i, index in enumerate(indices[count * size :]):
+            shards[c][i].append(index)
+    table = list(range(classes)) * count
+    random.shuffle(table)
+    parts = []
+    for client in range(clients):
+        own = table[client * shards_per_client : (client + 1) * shards_per_client]
+        drawn = [shards[c].pop(np.random.choice(len(shards[c]), replace=False)) for c in own]  # noqa: NPY002
+        parts.append(np.concatenate(drawn))
+    return parts
+
+
+@pytest.mark.parametrize("seed", [19940817, 3])
+def test_the_draw_of_the_released_code(seed):
+    """The same examples for each client; another seed of the run changes nothing, another numpy_seed all."""
+    labels = balanced(classes=10, per_class=200, seed=1)
+    options = {"alpha": 0.3, "min_size": 10, "balance": True, "max_draws": 2000}
+    for scheme, slow in (
+        (partial(LDA, **options), released_lda(labels, 0.3, 20, seed)),
+        (partial(Sharding, shards_per_client=3), released_sharding(labels, 3, 20, seed)),
+    ):
+        partition = scheme(numpy_seed=seed).split(labels, 20, rng(0))
+        assert [set(part) for part in partition.parts] == [set(part) for part in slow]
+        assert partition.hash == scheme(numpy_seed=seed).split(labels, 20, rng(1)).hash
+        assert partition.hash != scheme(numpy_seed=seed + 1).split(labels, 20, rng(0)).hash
+        assert partition.info["numpy_seed"] == seed
+        with pytest.raises(ConfigError, match=r"partition.numpy_seed=-1: must be null or an integer from 0"):
+            scheme(numpy_seed=-1)
 
 
 class Fixed:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedexp.core.errors import ConfigError
+import numpy as np
+
+from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.rundir import files
 
 Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
@@ -15,20 +17,30 @@ Rounds = dict[int, list[int]]  # round from 1 -> its clients, ascending
 
 @dataclass(frozen=True, kw_only=True)
 class Cohorts:
-    """The cohorts of a run, from `path` or, without one, drawn by seeds.sampling.
+    """The cohorts of a run, from `path` or, without one, drawn as `draw` says.
+
+    draw: `seed`, by seeds.sampling. `round`, by numpy's generator of the old kind seeded with the number of the round,
+    counted from 0, so that they are the same in all runs with as many clients: so do FedNTD's released code and FedML.
 
     .json: `{"1": [clients], ...}` or a list of lists, which begins with round 1. .csv: columns `round` and `client`,
     such as the clients.csv of an earlier run. Rounds after the last one of the run are not used.
     """
 
     path: str | None
+    draw: str = "seed"  # seed | round
+
+    def __post_init__(self) -> None:
+        require_choice("cohorts.draw", self.draw, ("seed", "round"))
+        require(self.path is None or self.draw == "seed", "cohorts.draw", self.draw, "seed, or cohorts.path=null")
 
     def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
-        """Return the cohorts of rounds 1 to `rounds`; None without a file. size: clients that each must have.
+        """Return the cohorts of rounds 1 to `rounds`; None for a draw by the seed. size: clients that each must have.
 
         Raises ConfigError that names the file, the round and the client for what is missing, of another size, out of
         range or there twice.
         """
+        if self.draw == "round":
+            return {number: _of_round(number, num_clients, size) for number in range(1, rounds + 1)}
         if self.path is None:
             return None
         path = Path(self.path)
@@ -38,6 +50,11 @@ class Cohorts:
                 raise ConfigError(f"{path}: round {number} is missing, and the run has {rounds} rounds")
             check_clients(path, number, table[number], num_clients, size)
         return {number: sorted(table[number]) for number in range(1, rounds + 1)}
+
+
+def _of_round(number: int, num_clients: int, size: int) -> list[int]:
+    drawn = np.random.RandomState(number - 1).choice(num_clients, size, replace=False)
+    return sorted(int(client) for client in drawn)
 
 
 SAMPLED = Cohorts(path=None)

@@ -5,6 +5,7 @@ A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function 
 """
 
 import math
+import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -125,12 +126,18 @@ class Sharding(Partitioner):
     A class of n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set; n_c mod m left-over
     examples go one each to the first blocks. A shuffled table [K, s], in which each class stands m times, says the
     classes a client draws from, so that a client holds at most s classes (the same class may come twice).
+
+    `numpy_seed` gives the very draw of the released code after `np.random.seed(numpy_seed)` and
+    `random.seed(numpy_seed)`: the same classes for each client, and the same examples where the data set has the same
+    order.
     """
 
     shards_per_client: int  # s
+    numpy_seed: int | None = None  # the draw of the released code; None: by seeds.partition
 
     def __post_init__(self) -> None:
         require(self.shards_per_client >= 1, "shards_per_client", self.shards_per_client, "at least 1")
+        require_numpy_seed(self.numpy_seed)
 
     def assign(
         self,
@@ -149,9 +156,23 @@ class Sharding(Partitioner):
                 f"shards_per_client={self.shards_per_client}: class {sizes.argmin()} has {sizes.min()} examples, fewer "
                 f"than its {shards} shards (= shards_per_client * num_clients / classes); fewer shards or clients work"
             )
-        table = rng.permutation(np.repeat(np.arange(num_classes), shards)).reshape(num_clients, self.shards_per_client)
+        shape = num_clients, self.shards_per_client
+        if self.numpy_seed is not None:
+            return self._as_released(labels, num_classes, shards, shape), {}
+        table = rng.permutation(np.repeat(np.arange(num_classes), shards)).reshape(shape)
         remaining = [_shuffled_blocks(np.flatnonzero(labels == c), shards, rng) for c in range(num_classes)]
         return [np.concatenate([remaining[c].pop() for c in row]) for row in table], {}
+
+    def _as_released(
+        self, labels: np.ndarray, num_classes: int, shards: int, shape: tuple[int, int]
+    ) -> list[np.ndarray]:
+        """Shuffle the table of classes with Python's generator, and draw each shard with numpy's old kind."""
+        cells = list(range(num_classes)) * shards
+        random.Random(self.numpy_seed).shuffle(cells)
+        old = np.random.RandomState(self.numpy_seed)
+        left = [_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
+        rows = np.reshape(cells, shape).tolist()
+        return [np.concatenate([left[c].pop(old.choice(len(left[c]), replace=False)) for c in row]) for row in rows]
 
     def _indivisible(self, num_classes: int, num_clients: int) -> str:
         s, clients = (num_classes // math.gcd(num_classes, n) for n in (num_clients, self.shards_per_client))
@@ -203,14 +224,23 @@ class Shards(Partitioner):
         return [np.concatenate([shards[i] for i in row]) for row in table], {}
 
 
+def require_numpy_seed(seed: int | None) -> None:
+    """Raise ConfigError for a seed that numpy's old kind of generator cannot have."""
+    require(seed is None or 0 <= seed < 2**32, "partition.numpy_seed", seed, "null or an integer from 0 to 2**32 - 1")
+
+
 def _shuffled_blocks(indices: np.ndarray, number: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Return contiguous equal blocks in random order; the last `len % number` indices are appended to the first
-    blocks."""
+    blocks = _blocks(indices, number)
+    return [blocks[i] for i in rng.permutation(number)]
+
+
+def _blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
+    """Return contiguous equal blocks; the last `len % number` indices are appended to the first blocks."""
     whole = len(indices) // number * number
     blocks = list(indices[:whole].reshape(number, -1))
     for i, extra in enumerate(indices[whole:]):
         blocks[i] = np.append(blocks[i], extra)
-    return [blocks[i] for i in rng.permutation(number)]
+    return blocks
 
 
 @dataclass(frozen=True, kw_only=True)

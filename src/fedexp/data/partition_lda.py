@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.data.partition import Partitioner
+from fedexp.data.partition import Partitioner, require_numpy_seed
 
 _PROBES = 100  # draws per setting that an error message tries out
 
@@ -46,17 +46,22 @@ class LDA(Partitioner):
     FedNTD appendix B.5 (p_c ~ Dir_K(alpha)); cap and minimum are in the code of FedNTD, MOON and FedAlign but not in
     the papers. The whole draw is repeated until every client has `min_size` examples, `max_draws` times at most.
     Examples are shuffled once, for the accepted draw: shuffles are independent of sizes, so the law is the same.
+
+    `numpy_seed` gives the very draw of that code after `np.random.seed(numpy_seed)`: as many examples of each class for
+    each client, and the same ones where the data set has the same order.
     """
 
     alpha: float  # concentration; smaller is more heterogeneous
     min_size: int  # smallest n_k
     balance: bool  # the cap: a client that holds N/K examples gets no more
     max_draws: int
+    numpy_seed: int | None = None  # the draw of the released code; None: by seeds.partition
 
     def __post_init__(self) -> None:
         require(self.alpha > 0 and math.isfinite(self.alpha), "alpha", self.alpha, "a finite number greater than 0")
         require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
         require(self.max_draws >= 1, "partition.max_draws", self.max_draws, "at least 1")
+        require_numpy_seed(self.numpy_seed)
 
     def assign(
         self,
@@ -73,6 +78,8 @@ class LDA(Partitioner):
                 f"use min_size={len(labels) // num_clients} or less"
             )
         class_sizes = np.bincount(labels, minlength=num_classes)
+        if self.numpy_seed is not None:
+            return self._as_released(labels, num_clients, np.random.RandomState(self.numpy_seed))
         smallest = []
         for draws in range(1, self.max_draws + 1):
             sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
@@ -80,6 +87,30 @@ class LDA(Partitioner):
             if smallest[-1] >= self.min_size:
                 return _deal(labels, sizes, rng), {"draws": draws}
         raise ConfigError(self._failure(np.array(smallest), class_sizes, num_clients))
+
+    def _as_released(
+        self, labels: np.ndarray, num_clients: int, rng: np.random.RandomState
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """Shuffle a class, draw its proportions, go on with the next class, all with one generator of numpy's old
+        kind."""
+        classes, cap = [np.flatnonzero(labels == c) for c in np.unique(labels[labels >= 0])], len(labels) / num_clients
+        smallest = []
+        for draws in range(1, self.max_draws + 1):
+            held, piles = np.zeros(num_clients, dtype=np.int64), []
+            for indices in classes:
+                shuffled = indices.copy()
+                rng.shuffle(shuffled)
+                q = rng.dirichlet(np.repeat(self.alpha, num_clients))
+                q = q * (held < cap) if self.balance else q
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    shares = np.nan_to_num(q / q.sum())  # all on full clients: then the draw meets no minimum
+                piles.append(np.split(shuffled, (np.cumsum(shares) * len(indices)).astype(np.int64)[:-1]))
+                held += [len(part) for part in piles[-1]]
+            smallest.append(int(held.min()))
+            if smallest[-1] >= self.min_size:
+                return [np.concatenate(client) for client in zip(*piles, strict=True)], {"draws": draws}
+        sizes = np.array([len(indices) for indices in classes])
+        raise ConfigError(self._failure(np.array(smallest), sizes, num_clients))
 
     def _failure(self, smallest: np.ndarray, class_sizes: np.ndarray, num_clients: int) -> str:
         """Return a message: what was seen, and settings that would work with the share of draws that met them."""

@@ -44,6 +44,8 @@ NEUTRAL = {
     "stop.patience": None,
     "stop.metric": None,
     "cohorts.path": None,
+    "cohorts.draw": "seed",
+    "partition.numpy_seed": None,
     "model.weights": None,
     "model.unit_features": None,
     "model.batch_norm": False,
