@@ -208,11 +208,11 @@ def restore(sweep: Path, target: Path) -> list[Path]:
     if there := next((path for path in made if path.exists()), None):
         raise ConfigError(f"{there}: exists already; name a directory without it")
     with storage.storing(target), TemporaryDirectory(prefix="fedexp-") as temporary:
-        for directory, path in made.items():
-            run = Path(temporary) / directory.name
-            unpack(path, run)
+        for directory, source in made.items():
+            copy = Path(temporary) / directory.name
+            unpack(source, copy)
             own = yaml.safe_dump(values[directory.name]["overrides"], allow_unicode=True)
-            (run / files.OVERRIDES).write_text(own, encoding="utf-8")
+            (copy / files.OVERRIDES).write_text(own, encoding="utf-8")
         shutil.copytree(temporary, target, dirs_exist_ok=True)
     return list(made)
 
