@@ -93,7 +93,7 @@ class LDA(Partitioner):
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Shuffle a class, draw its proportions, go on with the next class, all with one generator of numpy's old
         kind."""
-        classes, cap = [np.flatnonzero(labels == c) for c in np.unique(labels[labels >= 0])], len(labels) / num_clients
+        classes, cap = [np.flatnonzero(labels == c) for c in np.unique(labels)], len(labels) / num_clients
         smallest = []
         for draws in range(1, self.max_draws + 1):
             held, piles = np.zeros(num_clients, dtype=np.int64), []
@@ -102,8 +102,8 @@ class LDA(Partitioner):
                 rng.shuffle(shuffled)
                 q = rng.dirichlet(np.repeat(self.alpha, num_clients))
                 q = q * (held < cap) if self.balance else q
-                with np.errstate(invalid="ignore", divide="ignore"):
-                    shares = np.nan_to_num(q / q.sum())  # all on full clients: then the draw meets no minimum
+                with np.errstate(invalid="ignore"):
+                    shares = np.nan_to_num(q / q.sum())  # 0 / 0, all mass on full clients: the last one has the class
                 piles.append(np.split(shuffled, (np.cumsum(shares) * len(indices)).astype(np.int64)[:-1]))
                 held += [len(part) for part in piles[-1]]
             smallest.append(int(held.min()))
