@@ -31,6 +31,7 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.algorithms.structure import RoundStructure
 from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params, Tree
 
@@ -40,6 +41,16 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def one_per_example(algorithm: "FedAvg", losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Return the losses [B]. Raises ConfigError for another shape: of a mean the engine could not leave out padding."""
+    if losses.shape != batch.y.shape:
+        raise ConfigError(
+            f"algorithm: example_loss of {type(algorithm).__name__} returns the shape {[*losses.shape]}; "
+            f"must be {[*batch.y.shape]}, a loss of each example (reduction='none')"
+        )
+    return losses
 
 
 def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, torch.Tensor]]:
@@ -154,7 +165,8 @@ class FedAvg(RoundStructure):
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
         """Return what a local step minimises: mean of the example losses plus the penalty; a scalar."""
-        return masked_mean(self.example_loss(net, params, batch, ctx), batch.mask) + self.penalty(net, params, ctx)
+        losses = one_per_example(self, self.example_loss(net, params, batch, ctx), batch)
+        return masked_mean(losses, batch.mask) + self.penalty(net, params, ctx)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

@@ -6,6 +6,7 @@ collected over the whole configuration and raised as one ConfigError.
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
 from fedexp.config.options import SEVERAL
 from fedexp.config.schedules import with_schedule
 from fedexp.config.trust import find_class
-from fedexp.core.errors import ConfigError, collecting, nearest
+from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.pictures import PNG, Pictures, as_node
 from fedexp.core.settings import (
     NO_STOP,
@@ -180,8 +181,11 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
     if errors:
         raise ConfigError("\n".join(errors))
     with collecting():
-        return schema(**converted)
-    raise AssertionError("unreachable: collecting raises what it swallows")
+        made = schema(**converted)
+    for name, value in converted.items():  # a class of one's own may allow what config.yaml cannot be read back with
+        finite = not any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value))
+        require(finite, f"{prefix}{name}", value, "finite")
+    return made
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
@@ -234,8 +238,9 @@ def holder_of(annotation: Any) -> type:
 
 
 def numbers_in(value: object) -> list[Any]:
-    """Yield the scalars of nested lists."""
-    return [each for item in value for each in numbers_in(item)] if isinstance(value, list) else [value]
+    """Return the scalars of nested lists and mappings."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    return [each for item in items for each in numbers_in(item)] if isinstance(items, list | tuple) else [items]
 
 
 def describe(annotation: Any) -> str:

@@ -70,6 +70,8 @@ class Dataset(DataSource):
 
     def load(self) -> ImageData:
         arrays = self.read()
+        if missing := [key for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key not in arrays]:
+            raise ConfigError(f"dataset={self.name}: `read` returns no {', '.join(missing)}")
         classes = tuple(str(c) for c in arrays["classes"])
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
@@ -85,9 +87,13 @@ class Dataset(DataSource):
         )
 
     def _check(self, split: str, x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
-        assert x.dtype == np.uint8, x.dtype
-        assert x.ndim == 4, x.shape
-        assert y.dtype == np.int64, y.dtype
+        wanted = {"x": (x, np.uint8, 4, "images [N, height, width, channels]"), "y": (y, np.int64, 1, "labels [N]")}
+        for letter, (array, kind, axes, what) in wanted.items():
+            if array.dtype != kind or array.ndim != axes:
+                made = f"{array.dtype} of shape {[*array.shape]}"
+                raise ConfigError(
+                    f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__} {what}"
+                )
         if len(x) == 0 or len(x) != len(y):
             raise ConfigError(f"dataset={self.name}: the {split} data have {len(x)} images and {len(y)} labels")
         if y.min() < 0 or y.max() >= num_classes:

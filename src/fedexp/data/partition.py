@@ -6,11 +6,13 @@ A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function 
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require, require_choice
 from fedexp.data.partitioned import Partition
 
@@ -43,13 +45,35 @@ class Partitioner:
             raise ConfigError(f"num_clients={num_clients}: more clients than training examples ({len(labels)})")
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
         parts, info = self.assign(labels, classes, num_clients, rng, owners)
-        assert len(parts) == num_clients
+        parts = self._checked(parts, len(labels), num_clients)
         for client, part in enumerate(parts):
             if (withheld := part[labels[part] < 0]).size:
                 raise ConfigError(
                     f"partition: client {client} holds example {withheld[0]}, which is a surrogate example"
                 )
         return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | info)
+
+    def _checked(self, parts: Iterable[np.ndarray], examples: int, num_clients: int) -> list[np.ndarray]:
+        """Return the parts as arrays. Raises ConfigError for what an own scheme may give and no client can train on."""
+        arrays, scheme = [np.asarray(part) for part in parts], type(self).__name__
+        if len(arrays) != num_clients:
+            raise ConfigError(f"partition: {scheme} gives {plural(len(arrays), 'client')}, num_clients={num_clients}")
+        for client, part in enumerate(arrays):
+            if part.ndim != 1 or not len(part) or not np.issubdtype(part.dtype, np.integer):
+                given = f"{part.dtype} of shape {[*part.shape]}"
+                raise ConfigError(
+                    f"partition: {scheme} gives client {client} {given}; must be numbers of examples, int [n], n >= 1"
+                )
+        numbers = np.concatenate(arrays)
+        if numbers.min() < 0 or numbers.max() >= examples:
+            outside = numbers[(numbers < 0) | (numbers >= examples)][0]
+            raise ConfigError(f"partition: {scheme} gives example {outside}; there are 0..{examples - 1}")
+        found, times = np.unique(numbers, return_counts=True)
+        if times.max() > 1:
+            holders = [client for client, part in enumerate(arrays) if (part == found[times.argmax()]).any()]
+            whose = "to more than one client" if len(holders) > 1 else f"twice to client {holders[0]}"
+            raise ConfigError(f"partition: {scheme} gives example {found[times.argmax()]} {whose}")
+        return arrays
 
     def eligible(self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None) -> np.ndarray | None:
         """Return the numbers of the examples, ascending, of which a public set and the clients are made; None: of

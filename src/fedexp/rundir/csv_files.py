@@ -51,7 +51,9 @@ class CsvFile:
             if self._columns is None:
                 self._columns = list(row)
                 writer.writerow(self._columns)
-            assert list(row) == self._columns, f"{self.path.name}: columns changed to {list(row)}"
+            if list(row) != self._columns:
+                changed = ", ".join(sorted(set(row) ^ set(self._columns))) or "their order"
+                raise ConfigError(f"{self.path.name}: its columns must be the same in every round; changed: {changed}")
             writer.writerow([_cell(value) for value in row.values()])
         if text.tell():
             self._write(text.getvalue().encode())

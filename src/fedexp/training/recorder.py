@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN, VALIDATION, all_named, choosing, file_of, named, others
 from fedexp.engine.base import Cohort, Evaluation
@@ -98,6 +99,7 @@ class Recorder:
                 for tested in state.tested.values():
                     tested.history.add_personal(0, np.tile(tested.history.class_accuracy[-1], (clients, 1)))
             self._write_round(state, 0, evaluations, {})
+            self.summary(state)  # fails now, and not after training, where a metric's name is taken
             self._keep_models(state)
             self.save_checkpoint(state)
 
@@ -223,13 +225,15 @@ class Recorder:
             self._write_tasks(state, number)
         tested = {view: self._view_values(state.tested[view], evaluations.get(view)) for view in self.views}
         view, first = self.views[0], tested[self.views[0]]
-        row: dict[str, Any] = {"round": number}
-        row |= {named(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
-        row |= {"train_loss": values.get("train_loss"), "lr": values.get("lr")}
-        row |= {"task": self.learned(number)} if self.simulation.has_tasks else {}
-        for view, columns in tested.items():
-            row |= all_named(columns, view)
-        row |= {name: values.get(name) for name in TAIL}
+        row = joined(
+            files.ROUNDS,
+            {"round": number},
+            {named(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")},
+            {"train_loss": values.get("train_loss"), "lr": values.get("lr")},
+            {"task": self.learned(number)} if self.simulation.has_tasks else {},
+            *(all_named(columns, view) for view, columns in tested.items()),
+            {name: values.get(name) for name in TAIL},
+        )
         self.files.append(files.ROUNDS, [row])
         tests = state.tested[PLAIN].history if PLAIN in state.tested else None
         per_class = tests.class_accuracy[-1] if evaluations and tests is not None else None
@@ -244,7 +248,7 @@ class Recorder:
         values: dict[str, Any] = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
         if self.simulation.has_tasks:
             values |= self.task_history(tested).values()
-        values |= self.simulation.metrics.round_values(tested.history)
+        values = joined(files.ROUNDS, values, self.simulation.metrics.round_values(tested.history))
         return dict.fromkeys(values) if evaluation is None else values | {"test_loss": float(evaluation.loss)}
 
     def _write_classes(self, state: State, number: int) -> None:
@@ -267,7 +271,8 @@ class Recorder:
     def _write_clients(self, state: State, result: RoundResult) -> None:
         local: dict[str, np.ndarray] = {}
         for view in result.local_class_correct or ():
-            local |= all_named(self.simulation.metrics.client_values(state.tested[view].history), view)
+            values = self.simulation.metrics.client_values(state.tested[view].history)
+            local = joined(files.CLIENTS, local, all_named(values, view))
         parts = facts(self.simulation, result.server, result.round).parts
         rows = []
         for i, (client, schedule) in enumerate(zip(result.cohort.clients, result.cohort.schedules, strict=True)):
@@ -275,8 +280,8 @@ class Recorder:
             if self.simulation.has_tasks:
                 row["role"] = type(result.cohort.roles[i]).__name__.lower()
             row |= {"examples": len(parts[client]), "steps": schedule.steps}
-            row |= {"train_loss": result.losses[i]} | {name: float(values[i]) for name, values in local.items()}
-            rows.append(row)
+            row |= {"train_loss": result.losses[i]}
+            rows.append(joined(files.CLIENTS, row, {name: float(values[i]) for name, values in local.items()}))
         self.files.append(files.CLIENTS, rows)
 
     def summary(self, state: State) -> dict[str, Any]:
@@ -288,22 +293,22 @@ class Recorder:
         targets = {view: values.pop("rounds_to_target") for view, values in views.items()}
         reached = targets.pop(choosing(self.views))
         first, *further = (all_named(values, view) for view, values in views.items())
-        return {
-            **first,
-            **({"best_round": best} if validated else {}),
-            **({"alignment": state.alignment} if state.alignment else {}),
-            "rounds_to_target": reached,
-            **{name: value for values in further for name, value in values.items()},
-            **{named("rounds_to_target", view): each for view, each in targets.items() if not validated},
-            "rounds": state.round,
-            **({"left_out": self.simulation.left_out} if self.simulation.left_out else {}),
-            **({"schedule": self.changes()} if self.simulation.changes else {}),
-            **({"stopped": state.stopped} if state.status == "stopped" else {}),
-            **({"not_finite": state.not_finite} if state.status == "diverged" else {}),
-            **({"hint": hint} if (hint := self.hint(state)) else {}),
-            "seconds": state.seconds,
-            "train_samples_per_second": speed,
-        }
+        return joined(
+            files.SUMMARY,
+            first,
+            {"best_round": best} if validated else {},
+            {"alignment": state.alignment} if state.alignment else {},
+            {"rounds_to_target": reached},
+            *further,
+            {named("rounds_to_target", view): each for view, each in targets.items() if not validated},
+            {"rounds": state.round},
+            {"left_out": self.simulation.left_out} if self.simulation.left_out else {},
+            {"schedule": self.changes()} if self.simulation.changes else {},
+            {"stopped": state.stopped} if state.status == "stopped" else {},
+            {"not_finite": state.not_finite} if state.status == "diverged" else {},
+            {"hint": hint} if (hint := self.hint(state)) else {},
+            {"seconds": state.seconds, "train_samples_per_second": speed},
+        )
 
     def changes(self) -> list[dict[str, Any]]:
         """Return for each change of the clients' data its first round and how the partition was made."""
@@ -320,13 +325,14 @@ class Recorder:
         settings, last = self.simulation.settings, tested.accuracy[-1][1]
         trained = [(number, value) for number, value in tested.accuracy if number >= 1]
         rounds, values = [number for number, _ in trained], [value for _, value in trained]
-        return {
-            "accuracy": last,
-            "best_accuracy": max(values, default=last) if best is None else dict(trained)[best],
-            **{k: plain(v) for k, v in self.simulation.metrics.summary(tested.history).items()},
-            **(self.task_history(tested).summary() if self.simulation.has_tasks else {}),
-            "rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions),
-        }
+        return joined(
+            files.SUMMARY,
+            {"accuracy": last},
+            {"best_accuracy": max(values, default=last) if best is None else dict(trained)[best]},
+            {k: plain(v) for k, v in self.simulation.metrics.summary(tested.history).items()},
+            self.task_history(tested).summary() if self.simulation.has_tasks else {},
+            {"rounds_to_target": rounds_to_target(rounds, values, settings.targets, settings.target_fractions)},
+        )
 
     def hint(self, state: State) -> str:
         """Return what the algorithm says of a run that diverged or never was twice as good as chance."""
@@ -344,6 +350,17 @@ def what_is_not_finite(clients: Sequence[int]) -> str:
         return "the model is not finite after aggregation, though what every client sent is"
     named = ", ".join(map(str, clients[:10])) + (" and others" if len(clients) > 10 else "")
     return f"the loss or the model of {'client' if len(clients) == 1 else 'clients'} {named} is not finite"
+
+
+def joined(file: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all parts. Raises ConfigError for a name in two of them: a metric would replace what the
+    file has under it."""
+    row: dict[str, Any] = {}
+    for part in parts:
+        if taken := next((name for name in part if name in row), None):
+            raise ConfigError(f"forgetting_metric: a value is called {taken}, as another one of {file}; rename it")
+        row |= part
+    return row
 
 
 def plain(value: object) -> Any:

@@ -1,0 +1,187 @@
+"""Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.nn.functional as F
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.config.build import make
+from fedexp.core.errors import ConfigError
+from fedexp.data.datasets import Dataset
+from fedexp.data.partition import Partitioner
+from fedexp.metrics.forgetting_metric import ForgettingMetric
+from fedexp.training.recorder import Recorder
+from fedexp.training.rounds import run_rounds
+from toy_federation import AUGMENTATION, PAIR, make_simulation, play
+
+
+# --- an algorithm
+@dataclass(frozen=True, kw_only=True)
+class Reduced(FedAvg):
+    reduction: str = "mean"
+
+    def example_loss(self, net, params, batch, ctx):
+        return F.cross_entropy(net(params, batch.x).logits, batch.y, reduction=self.reduction)
+
+
+@pytest.mark.parametrize("engine", PAIR)
+def test_a_loss_that_is_reduced_already_is_refused(engine):
+    # A mean counts the rows that pad a short batch on the vectorised engine.
+    simulation = make_simulation(Reduced(), engine=engine)
+    with pytest.raises(ConfigError, match=r"example_loss of Reduced returns the shape \[\]; must be \[\d+\]"):
+        play(simulation, 1)
+    play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(FedAvg):
+    clip: float = 1.0
+    more: Any = None
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_value_that_config_yaml_cannot_hold_is_refused(value):
+    assert make(Clipped, {"clip": 2.0}, "algorithm.").clip == 2
+    for key, wrong in (("clip", value), ("more", [1, [value]]), ("more", {"a": value})):
+        with pytest.raises(ConfigError, match=rf"algorithm\.{key}=.*: must be finite"):
+            make(Clipped, {key: wrong}, "algorithm.")
+
+
+# --- a metric
+@dataclass(frozen=True)
+class Own(ForgettingMetric):
+    """Gives the columns of rounds.csv, the keys of summary.json and the columns of clients.csv that it is told."""
+
+    columns: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    of_clients: tuple[str, ...] = ()
+    needs_local: bool = True
+    from_round: int = 0
+
+    def round_values(self, history):
+        return dict.fromkeys(self.columns if history.rounds[-1] >= self.from_round else (), 1.0)
+
+    def local_values(self, history, index):
+        return {name: np.ones(len(history.sampled[index])) for name in self.of_clients}
+
+    def summary(self, history):
+        return dict.fromkeys(self.keys, 1.0)
+
+
+def run(directory, metric, **options):
+    directory.mkdir(exist_ok=True)
+    simulation = make_simulation(forgetting_metric=metric, rounds=2, **options)
+    recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
+    try:
+        run_rounds(simulation, state, recorder)
+    finally:
+        recorder.close()
+    return state
+
+
+@pytest.mark.parametrize("name", ["round", "test_accuracy", "test_loss", "train_loss", "lr", "bytes_up", "seconds"])
+def test_a_column_of_rounds_csv_is_not_replaced(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"forgetting_metric: a value is called {name}, .* rounds\.csv; rename it"):
+        run(tmp_path / "run", Own(columns=("mine", name)))
+    assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
+
+
+def test_a_column_of_another_view_is_not_replaced(tmp_path):
+    with pytest.raises(ConfigError, match="a value is called test_accuracy_augmented"):
+        run(tmp_path / "run", Own(columns=("test_accuracy_augmented",)), test_views=["plain", "augmented"])
+
+
+@pytest.mark.parametrize("name", ["accuracy", "best_accuracy", "rounds_to_target", "rounds", "seconds"])
+def test_a_key_of_the_summary_is_not_replaced(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
+        run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
+    rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
+    assert len(rows) == 2, "said before the first round"
+
+
+@pytest.mark.parametrize("name", ["client", "examples", "steps", "train_loss"])
+def test_a_column_of_clients_csv_is_not_replaced(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* clients\.csv"):
+        run(tmp_path / "run", Own(of_clients=(name,)))
+
+
+def test_names_of_its_own_are_kept(tmp_path):
+    state = run(tmp_path / "run", Own(columns=("mine",), keys=("mine",), of_clients=("mine",)))
+    assert state.status == "completed"
+    header = (tmp_path / "run" / "rounds.csv").read_text().splitlines()[0].split(",")
+    assert header.count("mine") == header.count("test_accuracy") == 1
+    assert "mine" in (tmp_path / "run" / "clients.csv").read_text().splitlines()[0].split(",")
+
+
+def test_a_column_that_comes_later_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"rounds\.csv: its columns must be the same in every round; changed: late"):
+        run(tmp_path / "run", Own(columns=("late",), from_round=1))
+
+
+# --- a data set
+IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.arange(4, dtype=np.int64) % 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Dataset):
+    changed: Any
+
+    def read(self):
+        arrays = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS, "classes": np.array(["a", "b"])}
+        return {key: value for key, value in (arrays | self.changed).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x_train": IMAGES / 255}, r"x_train is float64 of shape \[4, 2, 2, 1\]; must be uint8 images"),
+        ({"x_test": IMAGES[..., 0]}, r"x_test is uint8 of shape \[4, 2, 2\]; must be uint8 images \[N, height, width"),
+        ({"y_train": LABELS.astype(np.int32)}, r"y_train is int32 of shape \[4\]; must be int64 labels \[N\]"),
+        ({"y_test": LABELS[:, None]}, r"y_test is int64 of shape \[4, 1\]; must be int64 labels \[N\]"),
+        ({"classes": None, "y_test": None}, "`read` returns no y_test, classes"),
+    ],
+)
+def test_arrays_of_the_wrong_kind_are_refused(changed, message):
+    given = {"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,), "augmentation": AUGMENTATION}
+    assert len(Given(**given, changed={}).load().y_train) == 4
+    with pytest.raises(ConfigError, match="dataset=given: " + message):
+        Given(**given, changed=changed).load()
+
+
+# --- a partition
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Partitioner):
+    parts: Any
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        return self.parts, {}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([[0, 1]], "gives 1 client, num_clients=2"),
+        ([[0], [1], [2]], "gives 3 clients, num_clients=2"),
+        ([[0, 1], []], r"gives client 1 float64 of shape \[0\]; must be numbers of examples, int \[n\], n >= 1"),
+        ([[0.5], [1]], r"gives client 0 float64 of shape \[1\]"),
+        ([[[0, 1]], [2]], r"gives client 0 int64 of shape \[1, 2\]"),
+        ([[0, 1], [4]], r"gives example 4; there are 0\.\.3"),
+        ([[-1], [2]], r"gives example -1; there are 0\.\.3"),
+        ([[0, 1], [2, 1]], "gives example 1 to more than one client"),
+        ([[0, 0], [2]], "gives example 0 twice to client 0"),
+    ],
+)
+def test_parts_that_no_client_can_train_on_are_refused(parts, message):
+    labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
+    with pytest.raises(ConfigError, match="partition: Fixed " + message):
+        Fixed(parts=parts).split(labels, 2, rng)
+
+
+def test_lists_are_as_good_as_arrays():
+    labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
+    made = Fixed(parts=[[2, 0], [3]]).split(labels, 2, rng)
+    assert [part.tolist() for part in made.parts] == [[0, 2], [3]]
+    assert made.counts.tolist() == [[2, 0], [0, 1]]
