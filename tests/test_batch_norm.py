@@ -15,6 +15,7 @@ from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
+from fedexp.engine.base import EVALUATION_BATCH, EVALUATION_BATCH_CUDA, ClientRuntime
 from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import FunctionalNetwork, LiveNetwork
 from fedexp.engine.sequential import Sequential
@@ -147,6 +148,18 @@ def test_rows_that_are_not_the_batch_s_are_an_error():
 def test_which_models_normalise_by_the_test_batch():
     found = {name: uses_batch_statistics(model.build((1, 6, 6), 4)) for name, model in RESNETS.items()}
     assert found == {"batch statistics": True, "running statistics": False, "bottlenecks": False}
+
+
+def test_where_the_cut_of_the_test_set_decides_it_is_the_same_on_every_device():
+    class OnCuda(ClientRuntime):
+        device = torch.device("cuda")
+
+    def sizes(model):
+        bench = make_simulation(model=model).bench
+        return bench.evaluation_batch, OnCuda(**vars(bench)).evaluation_batch
+
+    assert sizes(CifarResNet(widths=(4, 8))) == (EVALUATION_BATCH, EVALUATION_BATCH)
+    assert sizes(Normed()) == (EVALUATION_BATCH, EVALUATION_BATCH_CUDA)
 
 
 # --- the network of one client

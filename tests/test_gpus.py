@@ -8,12 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedexp.cli.preview import device_of
 from fedexp.config.build import build
+from fedexp.engine import hardware
+from fedexp.engine.hardware import Hardware
+from fedexp.engine.processes.workers import spread
 from fedexp.training import gpus
 from fedexp.training.job import on_a_gpu
 from fedexp.training.place import Place
-from toy_federation import composed
+from toy_federation import HARDWARE, PROCESS, composed
 
 SOURCE = Path(__file__).parents[1] / "src"
 # Takes a GPU, notes it, and gives it back when told to on standard input, or after some milliseconds.
@@ -141,3 +146,23 @@ def test_a_job_runs_on_the_gpu_that_it_got(monkeypatch, tmp_path):
                 assert same is asked
     with on_a_gpu(built, Place()) as same:  # Slurm or Ray has given it one
         assert same is built
+
+
+def test_workers_stay_on_the_gpu_that_was_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
+
+    def devices(device: str, workers: int | None = None) -> list[str]:
+        asked = Hardware(**HARDWARE | {"device": device, "engine": "workers", "workers": workers})
+        resolved = asked.resolve(vectorises=True, cohort_size=3)
+        return [str(each.device) for each in spread(resolved, resolved.workers)]
+
+    assert devices("cuda:1") == ["cuda:1"]
+    assert devices("cuda:1", workers=2) == ["cuda:1", "cuda:1"]
+    assert devices("cuda") == devices("auto") == ["cuda:0", "cuda:1", "cuda:2"]  # no more than there are clients
+    assert spread(PROCESS, 2) == [PROCESS, PROCESS]
+
+
+def test_the_time_of_a_run_is_estimated_from_one_on_another_gpu():
+    assert [device_of(asked) for asked in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda", "cuda"]

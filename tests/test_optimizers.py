@@ -86,6 +86,19 @@ def test_step_is_torch_s(name):
     assert not torch.equal(pure["a"], start["a"])
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "adamax"])
+def test_a_count_on_the_device_corrects_the_bias_as_exactly_as_an_integer(name):
+    """In fp32, as steps are recorded on a GPU; of 1 - 0.999^2 in fp32 only four digits would be right."""
+    local, start = local_of(name), {"w": torch.linspace(-1, 1, 7)}
+    memory = {key: {"w": torch.full((7,), 0.1)} for key in optimizers.memory_of(start, local)}
+    for number in (0, 1, 5):
+        exact, _ = optimizers.step(start, start, memory, 0.1, local, number)
+        for count in (torch.tensor(number), torch.tensor(float(number))):
+            found, kept = optimizers.step(start, start, memory, 0.1, local, count)
+            assert {found["w"].dtype, kept["mean"]["w"].dtype} == {torch.float32}
+            torch.testing.assert_close(found["w"], exact["w"], rtol=2e-7, atol=1e-7)
+
+
 @engines_compared
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_engines_agree_on_every_optimizer(name, engines):

@@ -264,6 +264,9 @@ def test_a_resumed_run_keeps_its_way(found):
     assert kept.arithmetic()["by_timing"] == new.arithmetic()["by_timing"]  # one span of rounds, no two
     assert choose({"precision": "bf16", "convolution": "direct"}, precision="auto").precision == "bf16"
     assert choose({"precision": "tf32", "convolution": "streams"}).convolves == "direct"  # begun on a GPU
+    found["bf16 direct"] = 0.5
+    other = choose({"precision": "fp32", "convolution": "streams"}, precision="auto")  # on a GPU, which rounded likewise
+    assert (other.precision, other.measured.seconds) == ("fp32", {})
     former = choose({})  # begun before the way was noted
     assert former.measured is None
 

@@ -45,7 +45,8 @@ def divergence(
     block = triton.next_power_of_2(max(ELEMENTS // width, 1))
     value, slope = student.new_empty(rows), torch.empty_like(student)
     mask = student if keep is None else keep.contiguous().view(torch.uint8)
-    _divergence[(triton.cdiv(rows, block),)](
-        *(teacher, student, mask, value, slope, rows, classes, 1 / tau, keep is not None, block, width)
-    )
+    with torch.cuda.device_of(student):
+        _divergence[(triton.cdiv(rows, block),)](
+            *(teacher, student, mask, value, slope, rows, classes, 1 / tau, keep is not None, block, width)
+        )
     return value, slope

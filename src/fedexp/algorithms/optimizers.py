@@ -86,10 +86,15 @@ def _rule(
     mean = first * mean + (1 - first) * g
     if name == "adamax":
         square = torch.maximum(second * square, g.abs() + EPS)
-        return mean / square / (1 - first**count), {"mean": mean, "square": square}
+        return mean / square / (1 - power(first, count)), {"mean": mean, "square": square}
     square = second * square + (1 - second) * g**2
-    size = (square / (1 - second**count)).sqrt() + EPS
-    return mean / size / (1 - first**count), {"mean": mean, "square": square}
+    size = (square / (1 - power(second, count))).sqrt() + EPS
+    return mean / size / (1 - power(first, count)), {"mean": mean, "square": square}
+
+
+def power(base: float, count: int | torch.Tensor) -> float | torch.Tensor:
+    """Return base**count; of a tensor in fp64, since 1 - 0.999**count loses four digits in fp32."""
+    return base ** (count.double() if isinstance(count, torch.Tensor) else count)
 
 
 @torch.no_grad()

@@ -238,8 +238,8 @@ def work_of(config: Mapping[str, Any]) -> list[Any]:
 
 
 def device_of(asked: str) -> str:
-    """Return what `hardware.device` is on this machine: cpu or cuda, cuda:1 as it stands."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+    """Return what `hardware.device` is on this machine: cpu or cuda, whichever GPU it is."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked.partition(":")[0]
 
 
 def target(config: Mapping[str, Any], group: str) -> str:

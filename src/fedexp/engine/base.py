@@ -19,6 +19,7 @@ from fedexp.core.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.data.types import Data, Draws
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import Schedule
+from fedexp.models.batch_norm import uses_batch_statistics
 
 EVALUATION_BATCH = 100  # so few that what a layer gives is still in a cache when the next one reads it
 EVALUATION_BATCH_CUDA = 1000  # there each batch costs launches
@@ -213,7 +214,10 @@ class ClientRuntime:
 
     @property
     def evaluation_batch(self) -> int:
-        """Return the number of examples that are evaluated at a time."""
+        """Return the number of examples that are evaluated at a time: where it is part of the result, the same on every
+        device."""
+        if uses_batch_statistics(self.net.module):
+            return EVALUATION_BATCH
         return EVALUATION_BATCH_CUDA if self.device.type == "cuda" else EVALUATION_BATCH
 
     @property
@@ -230,12 +234,13 @@ class ClientRuntime:
         """Return class-wise right answers and loss of consecutive batches of the test set."""
         self.net.hold(params)
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
+        size = self.evaluation_batch
         correct = torch.zeros(self.data.num_classes, dtype=torch.int64, device=device)
         task_correct = torch.zeros(self.data.num_tasks, dtype=torch.int64, device=device)
         losses = torch.zeros(len(batches), dtype=torch.float64, device=self.device)
         for row, number in enumerate(batches):
-            start = number * self.evaluation_batch
-            index = torch.arange(start, min(start + self.evaluation_batch, len(labels)), device=self.device)
+            start = number * size
+            index = torch.arange(start, min(start + size, len(labels)), device=self.device)
             x, y = self.load_test(index, draws)
             logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")

@@ -112,7 +112,9 @@ class Hardware:
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
         """Return the number of worker processes that are of use."""
-        places = torch.cuda.device_count() if device.type == "cuda" else share // (self.threads or 1)
+        places = share // (self.threads or 1)
+        if device.type == "cuda":
+            places = torch.cuda.device_count() if device.index is None else 1
         return min(self.workers or max(places, 1), cohort_size)
 
     def _ranks(self) -> int:

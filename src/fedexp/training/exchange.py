@@ -159,7 +159,8 @@ def assemble(
     roles = exchange.roles(info, clients, generator_for(seed, "roles", number))
     pairs = list(zip(roles, clients, strict=True))
     schedules = [schedule_of(simulation, role, info, number, client) for role, client in pairs]
-    states = [to(kept[c], bench.device) if c in kept else first_state(simulation, role, info) for role, c in pairs]
+    found = (kept[c] if c in kept else first_state(simulation, role, info) for role, c in pairs)
+    states = [to(state, bench.device) for state in found]
     plans = [
         role.host_plan(info, c, generator_for(seed, "plan", number, c)) | plan_after(simulation, role, info, number, c)
         for role, c in pairs

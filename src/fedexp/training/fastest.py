@@ -51,12 +51,13 @@ def way_of(hardware: Resolved) -> dict[str, str]:
 
 
 def kept(before: Mapping[str, Any] | None, ways: list[Way]) -> Measured | None:
-    """Return the way that a run began with, where it is among these."""
+    """Return the way that a run began with, where it is among these, or one of the same precision: that decides about
+    the numbers, and another device need not have the other."""
     if before is None:
         return None
-    wanted = [before.get("precision"), before.get("convolution")]
-    found = (way for way in ways if [way.precision, way.convolution] == wanted)
-    way = next(found, None)
+    same = [way for way in ways if way.precision == before.get("precision")]
+    exact = (way for way in same if way.convolution == before.get("convolution"))
+    way = next(exact, next(iter(same), None))
     return None if way is None else Measured(way, {}, timed.differing(ways))
 
 

@@ -126,11 +126,11 @@ def concluded(
         personal = evaluate_personal(simulation, server, kept, number, evaluations)
     alignment = align(simulation, state.server, server, done) if number == simulation.rounds else []
     analyses = analyse(simulation, state, done)
+    train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
+    finite = math.isfinite(train_loss) and tree.is_finite(server["params"])  # waits for the device, before the clock
     clock.lap("evaluation")
     clock.move("train", "evaluation", sum(each.trained.evaluation_seconds for each in done))
     evaluated_local = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
-    train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
-    finite = math.isfinite(train_loss) and tree.is_finite(server["params"])
     return RoundResult(
         round=number,
         server=server,

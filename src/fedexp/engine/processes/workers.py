@@ -239,8 +239,8 @@ class Workers(Engine):
 
 
 def spread(hardware: Any, count: int) -> list[Any]:
-    """Return the hardware of each of `count` processes: on GPUs each has its own."""
-    if hardware.device.type != "cuda":
+    """Return the hardware of each of `count` processes: on GPUs each has its own, unless the user has named one."""
+    if hardware.device.type != "cuda" or hardware.device.index is not None:
         return [hardware] * count
     devices = torch.cuda.device_count()
     return [replace(hardware, device=torch.device("cuda", i % devices)) for i in range(count)]

@@ -213,11 +213,12 @@ def _convolve(
     biased, pool = bias is not None, where is not None
     columns = _columns(weight.shape[1])
     grid = (triton.cdiv(x.shape[1] * out[0] * out[1], ROWS), triton.cdiv(weight.shape[1], columns), x.shape[0])
-    _forward[grid](
-        *(x, weight, bias.contiguous() if bias is not None else x, y, y if where is None else where),
-        *(*x.stride(), *weight.stride(), *y.stride(), *_sizes(x, weight), *out, *padding, *stride),
-        *(*weight.shape[3:], biased, pool, _precision(x), ROWS, columns, DEPTH),
-    )
+    with torch.cuda.device_of(x):
+        _forward[grid](
+            *(x, weight, bias.contiguous() if bias is not None else x, y, y if where is None else where),
+            *(*x.stride(), *weight.stride(), *y.stride(), *_sizes(x, weight), *out, *padding, *stride),
+            *(*weight.shape[3:], biased, pool, _precision(x), ROWS, columns, DEPTH),
+        )
 
 
 def gradient_of_input(
@@ -235,10 +236,11 @@ def gradient_of_input(
     grad, places, out = _with_places(grad, where)
     columns = _columns(channels)
     grid = (triton.cdiv(batch * height * width, ROWS), triton.cdiv(channels, columns), clients)
-    _of_input[grid](
-        *(grad, places, weight, found, *grad.stride(), *weight.stride(), *found.stride(), *_sizes(x, weight), *out),
-        *(*padding, *stride, *weight.shape[3:], where is not None, _precision(x), ROWS, columns, DEPTH),
-    )
+    with torch.cuda.device_of(x):
+        _of_input[grid](
+            *(grad, places, weight, found, *grad.stride(), *weight.stride(), *found.stride(), *_sizes(x, weight), *out),
+            *(*padding, *stride, *weight.shape[3:], where is not None, _precision(x), ROWS, columns, DEPTH),
+        )
     return found
 
 
@@ -259,10 +261,11 @@ def gradient_of_weight(
     parts = torch.empty(clients, splits, outputs, *kernel, channels, dtype=torch.float32, device=x.device)
     columns = _columns(count)
     grid = (triton.cdiv(outputs, ROWS), triton.cdiv(count, columns), clients * splits)
-    _of_weight[grid](
-        *(grad, places, x, parts, *grad.stride(), *x.stride(), *_sizes(x, weight), *out, *padding, *stride),
-        *(splits, part, *kernel, where is not None, _precision(x), ROWS, columns, DEPTH),
-    )
+    with torch.cuda.device_of(x):
+        _of_weight[grid](
+            *(grad, places, x, parts, *grad.stride(), *x.stride(), *_sizes(x, weight), *out, *padding, *stride),
+            *(splits, part, *kernel, where is not None, _precision(x), ROWS, columns, DEPTH),
+        )
     return parts.sum(1).to(weight.dtype).permute(0, 1, 4, 2, 3)
 
 
