@@ -50,7 +50,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the package and the yaml files of the page."""
     directory = tmp_path_factory.mktemp("out_of_tree")
     written = FILES.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(written) == 10, [path for path, _ in written]
+    assert len(written) == 12, [path for path, _ in written]
     for path, text in written:
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(text, encoding="utf-8")
@@ -117,6 +117,17 @@ def test_data_set(workplace: Path):
     clients = pd.read_csv(workplace / "images" / "clients.csv")
     assert clients["client"].nunique() == 10, "num_clients of the yaml"
     assert clients[clients["round"] == 1]["examples"].sum() == len(arrays["y_train"])
+
+
+def test_partition(workplace: Path):
+    (line,) = [c for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8")) if "partition=" in c]
+    small = [option for option in SMALL if not option.startswith("min_size")]  # lda's alone
+    done = fedexp(workplace, *shlex.split(line)[2:], *small, "hydra.run.dir=power_law", "num_clients=4")
+    assert done.returncode == 0, done.stderr
+    with np.load(workplace / "power_law" / "partition.npz") as saved:
+        # 1,437 training digits; 1,433 of them by 1, 1/2, 1/3, 1/4 of 25/12: 687.84, 343.92, 229.28, 171.96
+        assert saved["sizes"].tolist() == [688, 344, 230, 172]
+        assert json.loads(str(saved["info"]))["exponent_used"] == 1.0
 
 
 def test_model(workplace: Path):

@@ -100,9 +100,11 @@ def test_best_and_last_known_values_stay_when_a_round_is_not_evaluated():
     console = Console(file=io.StringIO())
     progress = Progress(console)
     progress.start(make_info(3))
-    for number, accuracy in ((1, 0.8), (2, 0.6), (3, None)):
+    for number, accuracy in ((0, 0.9), (1, 0.8), (2, 0.6), (3, None)):
         progress.log_round(make_record(number, accuracy))
-    assert "accuracy 0.6000  best 0.8000" in console.file.getvalue().splitlines()[-1]
+    lines = console.file.getvalue().splitlines()
+    assert "best" not in lines[0], "the initial model is no result"
+    assert "accuracy 0.6000  best 0.8000" in lines[-1]
 
 
 def test_a_stream_of_tasks_shows_the_average_over_the_learned_ones():
@@ -112,7 +114,7 @@ def test_a_stream_of_tasks_shows_the_average_over_the_learned_ones():
     for number, average in ((0, None), (1, 0.31934), (2, None)):
         progress.log_round(in_stream(make_record(number), average))
     initial, learned, not_evaluated = console.file.getvalue().splitlines()
-    assert initial.startswith("round 0/2  accuracy 0.5000  best 0.5000  train loss")
+    assert initial.startswith("round 0/2  accuracy 0.5000  train loss")
     assert learned.startswith("round 1/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss")
     assert not_evaluated.startswith("round 2/2  accuracy 0.5000  average 0.3193  forgetting 0.100  train loss")
 
@@ -165,11 +167,17 @@ def test_terminal_is_restored_on_an_exception():
 
 
 def test_abort_before_start_and_after_finish():
-    progress = Progress(terminal())
+    console = terminal()
+    progress = Progress(console)
     progress.abort()
+    assert console.file.getvalue() == ""
     progress.start(make_info(1))
     progress.finish(SUMMARY, [], {})
+    shown = console.file.getvalue()
     progress.abort()
+    assert console.file.getvalue() == shown
+    assert "completed" in shown
+    assert "interrupted" not in shown
 
 
 def test_result_as_plain_text(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ class Progress(Tracker):
         self._round = record.round
         self._values |= {k: v for k, v in record.values.items() if v is not None}
         accuracy, seconds = record.values.get(self._chooses(record.values)), record.values.get("seconds")
-        if accuracy is not None:
+        if accuracy is not None and record.round >= 1:  # the initial model is no result, as in summary.json
             self._best = max(accuracy, self._best or 0.0)
         if seconds is not None and record.round > 0:  # round 0 only evaluates
             self._durations.append(seconds)
