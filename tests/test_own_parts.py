@@ -130,7 +130,13 @@ class Given(Dataset):
     changed: Any
 
     def read(self):
-        arrays = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS, "classes": np.array(["a", "b"])}
+        arrays = {
+            "x_train": IMAGES,
+            "y_train": LABELS,
+            "x_test": IMAGES,
+            "y_test": LABELS,
+            "classes": np.array(["a", "b"]),
+        }
         return {key: value for key, value in (arrays | self.changed).items() if value is not None}
 
 

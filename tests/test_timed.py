@@ -265,7 +265,7 @@ def test_a_resumed_run_keeps_its_way(found):
     assert choose({"precision": "bf16", "convolution": "direct"}, precision="auto").precision == "bf16"
     assert choose({"precision": "tf32", "convolution": "streams"}).convolves == "direct"  # begun on a GPU
     found["bf16 direct"] = 0.5
-    other = choose({"precision": "fp32", "convolution": "streams"}, precision="auto")  # on a GPU, which rounded likewise
+    other = choose({"precision": "fp32", "convolution": "streams"}, precision="auto")
     assert (other.precision, other.measured.seconds) == ("fp32", {})
     former = choose({})  # begun before the way was noted
     assert former.measured is None

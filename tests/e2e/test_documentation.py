@@ -100,6 +100,7 @@ NOT_EXECUTED = {
     "python tests/e2e/stops.py": "minutes; tests/e2e/test_stops.py runs a part of it",
     "PYTHONPATH=. fedexp --config-dir conf_mine algorithm=smoothed": "tests/test_contributing.py runs it",
     "PYTHONPATH=. fedexp --config-dir conf_mine dataset=npz_images data_dir=.": "tests/test_contributing.py runs it",
+    "PYTHONPATH=. fedexp --config-dir conf_mine partition=power_law": "tests/test_contributing.py runs it",
     "PYTHONPATH=. fedexp --config-dir conf_mine forgetting_metric=worst_class": "tests/test_contributing.py runs it",
     "PYTHONPATH=. fedexp --config-dir conf_mine model=mlp algorithm=moon": "tests/test_contributing.py runs it",
     "PYTHONPATH=. fedexp --config-dir conf_mine 'tracker=[lines,wandb]'": "tests/test_contributing.py runs it",

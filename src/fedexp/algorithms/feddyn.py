@@ -30,6 +30,20 @@ def clipped(grads: Params, bound: float) -> Params:
     return {k: g * scale for k, g in grads.items()}
 
 
+def moved(total: Params, params: Params, ctx: Context) -> Params:
+    """Return the sum of a client's changes with that of this round, w_k - w_global."""
+    return {k: total[k] + params[k] - ctx.server["params"][k] for k in total}
+
+
+def corrected_mean(server: Tree, name: str, trained: Params, round: ServerRound) -> Tree:
+    """Return the new parameters of the server and, under its name, the mean over all clients of their sums of changes,
+    which is added to them. trained: leaves [|S|, ...]."""
+    start = server["params"]
+    total = tree.added(server[name], {k: trained[k] - start[k] for k in start}, 1 / round.info.num_clients)
+    mean = tree.weighted_mean(trained, round.weights)
+    return {"params": {k: mean[k] + total[k] for k in mean}, name: total}
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FedAvg):
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
@@ -65,12 +79,7 @@ class FedDyn(FedAvg):
         return clipped(grads, self.clip) if self.clip else grads
 
     def finish(self, net: Network, params: Params, data: ClientData, ctx: Context) -> tuple[Tree, Tree]:
-        start = ctx.server["params"]
-        return {"params": params}, {"g": {k: g + params[k] - start[k] for k, g in ctx.client["g"].items()}}
+        return {"params": params}, {"g": moved(ctx.client["g"], params, ctx)}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        start = server["params"]
-        moved = {k: messages["params"][k] - start[k] for k in start}
-        g = tree.added(server["g"], moved, 1 / round.info.num_clients)
-        mean = tree.weighted_mean(messages["params"], round.weights)
-        return server | {"params": {k: mean[k] + g[k] for k in mean}, "g": g}
+        return server | corrected_mean(server, "g", messages["params"], round)

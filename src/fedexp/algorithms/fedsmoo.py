@@ -17,8 +17,9 @@ import torch
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.feddyn import corrected_mean, moved
 from fedexp.algorithms.fedsam import ascent, plus
-from fedexp.algorithms.fedspeed import corrected_mean, moved, proximal
+from fedexp.algorithms.fedspeed import proximal
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
 from fedexp.core.errors import require
@@ -83,7 +84,7 @@ class FedSMOO(FedAvg):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         mean = tree.weighted_mean(messages["dual"], round.weights)
-        return server | corrected_mean(server, messages["params"], round) | {"s": ascent(mean, self.rho)}
+        return server | corrected_mean(server, "h", messages["params"], round) | {"s": ascent(mean, self.rho)}
 
 
 def divided(params: Params) -> tuple[Params, Params]:

@@ -18,7 +18,7 @@ import torch
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.feddyn import clipped
+from fedexp.algorithms.feddyn import clipped, corrected_mean, moved
 from fedexp.algorithms.fedsam import ascent, plus
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
@@ -70,7 +70,7 @@ class FedSpeed(FedAvg):
         return {"params": params}, {"h": moved(ctx.client["h"], params, ctx)}
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        return server | corrected_mean(server, messages["params"], round)
+        return server | corrected_mean(server, "h", messages["params"], round)
 
 
 def proximal(grads: Params, params: Params, ctx: Context, lambda_: float, clip: float) -> Params:
@@ -78,16 +78,3 @@ def proximal(grads: Params, params: Params, ctx: Context, lambda_: float, clip: 
     start, h = ctx.server["params"], ctx.client["h"]
     grads = {k: g + lambda_ * (params[k] - start[k] + h[k]) for k, g in grads.items()}
     return clipped(grads, clip) if clip else grads
-
-
-def moved(h: Params, params: Params, ctx: Context) -> Params:
-    """Return h_k + (w_k - w_global)."""
-    return {k: h[k] + params[k] - ctx.server["params"][k] for k in h}
-
-
-def corrected_mean(server: Tree, trained: Params, round: ServerRound) -> Tree:
-    """Return the new "params" and "h" of the server; trained: leaves [|S|, ...]."""
-    start = server["params"]
-    h = tree.added(server["h"], {k: trained[k] - start[k] for k in start}, 1 / round.info.num_clients)
-    mean = tree.weighted_mean(trained, round.weights)
-    return {"params": plus(mean, h), "h": h}

@@ -147,8 +147,28 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
         if run.finished:
             protocols.setdefault(tuple(context.protocol(run)), []).append((run, measure))
     changes = () if protocols[()] else max(protocols, key=lambda key: (len(protocols[key]), -len(key)))
-    used, rule = counted(context, protocols[changes]), context.sweep.rule
+    used = counted(context, protocols[changes])
     said = [text for text in changes if text.startswith(("data: ", "older code: "))]
+    return {
+        **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
+        "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
+        "n": len(used),
+        "diverged": sum(run.diverged for run, _ in used),
+        **numbers(context, used, bool(changes)),
+        "protocol": "" if not used else "reduced" if changes else "full",
+        "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in said), *said))),
+        "not_shown": sum(map(len, protocols.values())) - len(used),
+        **origin([run for run, _ in used]),
+        "from": " ".join(sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})),
+        "note": row["note"],
+    }
+
+
+def numbers(context: "Context", used: Sequence[Found], changed: bool) -> dict[str, Any]:
+    """Return what a cell has of numbers: measured and printed, their difference, what it may be, and the verdict.
+
+    used: the runs that count; changed: whether their protocol is not the sweep's own."""
+    row, rule = context.row, context.sweep.rule
     scale = 100.0 if row["unit"] == "percent" else 1.0
     sound = [(run, measure) for run, measure in used if not run.diverged]
     raw = [value for pair in sound if (value := context.value(*pair)) is not None]
@@ -159,47 +179,30 @@ def cell(context: "Context", jobs: Sequence[Found]) -> dict[str, Any]:
     difference = None if mean is None or target is None else mean - target
     ruled = sound and sound[0][1]["value"] in COLUMNS
     metric = str(sound[0][1]["value"]) if ruled else ""
-    runs = [run for run, _ in sound]
     within = [rule.standard_error(series(run, rule, measure)) for run, measure in sound]
     error = scaled(noise((values / scale).tolist(), within), scale)
     allowed = None if target is None else tolerance(row, error.error)
     lacks = rule.view if metric and mean is None and rule.view != "plain" else ""
-    defined = row["method"] == "FedAvg" and any(measure["value"] in AGAINST_FEDAVG for _, measure in used)
+    diverged, defined = [run.diverged for run, _ in used], is_defined(row, used)
+    judged = verdict(row, diverged, len(raw) - never, never, difference, allowed, changed, lacks, mean)
     return {
-        **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
-        "status": ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run, _ in jobs).items()) or "not run",
-        "n": len(used),
-        "diverged": sum(run.diverged for run, _ in used),
         "rule": str(rule) if metric else "",
         "mean": mean,
         "std": float(values.std(ddof=1)) if len(values) > 1 else None,
         "error": error.error,
         "error_from": error.source,
-        **plain_values(runs, metric, scale),
+        **plain_values([run for run, _ in sound], metric, scale),
         "printed": target,
         "printed_std": float(row["std"]) if row["std"] else None,
         "difference": difference,
         "tolerance": allowed,
-        "verdict": BY_DEFINITION
-        if defined
-        else verdict(
-            row,
-            [run.diverged for run, _ in used],
-            len(raw) - never,
-            never,
-            difference,
-            allowed,
-            bool(changes),
-            lacks,
-            mean,
-        ),
-        "protocol": "" if not used else "reduced" if changes else "full",
-        "changes": "; ".join(filter(None, (" ".join(t for t in changes if t not in said), *said))),
-        "not_shown": sum(map(len, protocols.values())) - len(used),
-        **origin([run for run, _ in used]),
-        "from": " ".join(sorted({run.directory.parent.name for run, _ in used if run.stands_for is not None})),
-        "note": row["note"],
+        "verdict": BY_DEFINITION if defined else judged,
     }
+
+
+def is_defined(row: Mapping[str, str], used: Sequence[Found]) -> bool:
+    """Return whether a printed value is so by definition: what FedAvg gains on FedAvg."""
+    return row["method"] == "FedAvg" and any(measure["value"] in AGAINST_FEDAVG for _, measure in used)
 
 
 def counted(context: "Context", pairs: Sequence[Found]) -> list[Found]:

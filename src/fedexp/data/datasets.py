@@ -91,9 +91,7 @@ class Dataset(DataSource):
         for letter, (array, kind, axes, what) in wanted.items():
             if array.dtype != kind or array.ndim != axes:
                 made = f"{array.dtype} of shape {[*array.shape]}"
-                raise ConfigError(
-                    f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__} {what}"
-                )
+                raise ConfigError(f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__} {what}")
         if len(x) == 0 or len(x) != len(y):
             raise ConfigError(f"dataset={self.name}: the {split} data have {len(x)} images and {len(y)} labels")
         if y.min() < 0 or y.max() >= num_classes:

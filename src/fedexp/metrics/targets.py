@@ -20,7 +20,7 @@ def rounds_to_target(
     wanted = {str(float(x)): float(x) for x in targets} | {f"{float(x)}*best": float(x) * best for x in fractions}
 
     def first(target: float) -> int | None:
-        reached = number[value >= target - 1e-12]  # a correctly rounded 1.0*best must find itself
+        reached = number[value >= target - 1e-12]  # f * best may round above a value that equals it
         return int(reached[0]) if reached.size else None
 
     return {key: first(target) for key, target in wanted.items()}

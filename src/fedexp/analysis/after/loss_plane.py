@@ -15,7 +15,6 @@ from fedexp.core.tree import Params
 
 log = logging.getLogger("fedexp")
 RANDOM, EIGENVECTORS, MODELS = "random", "eigenvectors", "models"
-DIRECTIONS = (RANDOM, EIGENVECTORS, MODELS)
 SPAN = {RANDOM: 1.0, EIGENVECTORS: 0.5}  # how far the plane reaches on either side, in units of its directions
 MARGIN = 0.25  # around the models, as a share of the side of their box
 

@@ -11,7 +11,6 @@ from fedexp.analysis.after.vectors import gaussian, moved, relative_to
 
 log = logging.getLogger("fedexp")
 ABSOLUTE, RELATIVE = "absolute", "relative"
-SCALES = (ABSOLUTE, RELATIVE)
 MOST = {ABSOLUTE: 0.05, RELATIVE: 0.5}  # the largest strength, unless strengths are given
 STEPS = 11  # strengths from 0 to that
 
