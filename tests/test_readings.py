@@ -45,6 +45,36 @@ def test_both_readings_of_a_printed_value_stand_in_rows_of_their_own(tmp_path):
     assert "MOON: 0.49, MOON (mu=0.1, released): 3.49" in line
 
 
+def test_a_reading_of_all_clients_has_a_row_where_it_was_run(tmp_path):
+    """MOON is printed as 38.51: of 39, 42 and 38.5 the last is closest, and it changes nothing of the method."""
+    runs = (("", [], 0.39), ("_released", ["algorithm.mu=0.1"], 0.42), ("_clients", [], 0.385))
+    clients = ["partition.numpy_seed=19940817", "cohorts.draw=round"]
+    for end, given, accuracy in runs:
+        more = clients if end == "_clients" else []
+        make_run(tmp_path / f"fedntd_table1{end}", [SETTING, "algorithm=moon", *given, *more], [accuracy])
+    make_run(
+        tmp_path / "fedntd_table1_clients", [SETTING, "algorithm=fednova", "algorithm.variant=ccvr", *clients], [0.3]
+    )
+    table, _ = report(tmp_path / "fedntd_table1", "fedntd_table1")
+    names = ("MOON", "MOON (mu=0.1, released)", "MOON (released clients)")
+    assert [float(one(table, **S2, method=name)["mean"]) for name in names] == pytest.approx([39, 42, 38.5])
+    assert {one(table, **S2, method=name)["closest"] for name in names} == {"MOON (released clients)"}
+    assert float(one(table, **S2, method="FedNova (released clients)")["mean"]) == pytest.approx(30)
+    assert not table["method"].str.fullmatch(r"FedAvg \(.*clients.*\)").any()  # it was not run
+
+
+def test_the_closer_of_two_readings_is_named_where_a_third_was_not_run(tmp_path):
+    make_run(tmp_path / "fedntd_table1", [SETTING, "algorithm=fednova", "algorithm.variant=ccvr"], [0.3])
+    given = ["algorithm.variant=ccvr", "partition.numpy_seed=19940817", "cohorts.draw=round"]
+    make_run(tmp_path / "fedntd_table1_clients", [SETTING, "algorithm=fednova", *given], [0.5])
+    table, _ = report(tmp_path / "fedntd_table1", "fedntd_table1")
+    printed = float(one(table, **S2, method="FedNova")["printed"])
+    closer = "FedNova" if abs(printed - 30) < abs(printed - 50) else "FedNova (released clients)"
+    for name in ("FedNova", "FedNova (released clients)"):
+        assert one(table, **S2, method=name)["closest"] == closer
+    assert one(table, **S2, method="FedNova (variant=ccvr_frozen, released)")["closest"] == ""
+
+
 def test_a_reading_whose_runs_are_kept_as_files_stands_in_the_table(tmp_path):
     """The report of Table 1 looked for the runs of the other reading in the directory, not among its files."""
     root = tmp_path / "multirun"

@@ -124,11 +124,16 @@ def test_a_value_that_is_read_in_two_ways_is_measured_once():
     cell = (table["dataset"] == "CIFAR-10") & (table["partition_param"] == "s=3") & (table["metric"] == "accuracy")
     mine = cell & table["method"].str.startswith("FedNTD")
     assert mine.sum() == 2
-    table.loc[mine, ["n", "protocol"]] = [1, "full"]
-    table.loc[mine, "verdict"] = ["outside", "within"]
     sweep = load_sweep("fedntd_table1", [CONF])
-    row = status.row(status.Standing(sweep, table, {}, status.Hours()), status.Costs(), [])
-    assert row[:4] == ["196", "1 with 1 seed", "0", "1"]
+
+    def found(protocols, verdicts):
+        table.loc[mine, "n"], table.loc[mine, "protocol"], table.loc[mine, "verdict"] = 1, protocols, verdicts
+        return status.row(status.Standing(sweep, table, {}, status.Hours()), status.Costs(), [])[:5]
+
+    assert found(["full", "full"], ["outside", "within"]) == ["196", "1 with 1 seed", "0", "1", "1"]
+    assert found(["full", "full"], ["outside", "outside"]) == ["196", "1 with 1 seed", "0", "1", "0"]
+    assert found(["full", "full"], ["within", "within"]) == ["196", "1 with 1 seed", "1", "0", "0"]
+    assert found(["full", "reduced"], ["outside", "within"]) == ["196", "1 with 1 seed", "0", "1", "0"]
 
 
 def test_a_damaged_file_is_one_message(tmp_path, capsys):

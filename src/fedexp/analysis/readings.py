@@ -1,7 +1,8 @@
 """Two readings of a printed value: where text and released code differ, each stands in a row of its own.
 
 A sweep names the sweeps of other readings by `readings: {<sweep>: <label>}`. Their cells stand below those of the
-first reading, as `MOON (mu=0.1, released)`; they are never averaged, and the closer one is named once both are run.
+first reading, as `MOON (mu=0.1, released)`; they are never averaged, and the closer one is named once two are run. A
+reading that changes no option of the method, but the clients or the cohorts of all, has a row where it was run.
 """
 
 from collections import Counter
@@ -15,13 +16,15 @@ from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
 from fedexp.rundir.reader import RunDirectory
 
 KEY = [*compare.CELL, "metric"]
+OF_ALL = ("partition.", "cohorts.")  # begin of the options that change the federation, not a method
 
 
 def with_readings(
     tidy: pd.DataFrame, sweep: Sweep, others: Sequence[Sweep], jobs_of: Callable[[Sweep], Sequence[RunDirectory]]
 ) -> pd.DataFrame:
     """Return the tidy table with the rows of other readings below those of the first, and two columns more: `reading`
-    ("" of the first) and `closest`, the method of the row that is closest to the print where all were run in full."""
+    ("" of the first) and `closest`, the method of the row that is closest to the print of those that were run in full,
+    where there are two."""
     parts = [tidy.assign(reading="")]
     order = {tuple(key): i for i, key in enumerate(tidy[KEY].to_numpy().tolist())}
     for other in others:
@@ -29,7 +32,8 @@ def with_readings(
         table = compare.cells(other, jobs_of(other))
         keys = [tuple(key) for key in table[KEY].to_numpy().tolist()]
         table = table.assign(reading=[names.get(key, "") for key in keys], rho=None, order="", order_by="")
-        parts.append(table[table["reading"] != ""])
+        of_all = table["reading"] == sweep.readings[other.name]
+        parts.append(table[(table["reading"] != "") & ~(of_all & (table["n"] == 0))])
     keyed = [part.assign(place=[order[tuple(key)] for key in part[KEY].to_numpy().tolist()]) for part in parts]
     found = pd.concat([part for part in keyed if len(part)], ignore_index=True) if len(keyed) > 1 else keyed[0]
     found = found.sort_values("place", kind="stable", ignore_index=True)
@@ -37,12 +41,13 @@ def with_readings(
 
 
 def rows_of(sweep: Sweep, other: Sweep) -> dict[tuple[str, ...], str]:
-    """Return the key of every printed value that another sweep reads differently -> the name of that reading."""
+    """Return the key of every printed value that another sweep reads differently -> the name of that reading, with the
+    options that it changes for this method."""
     common = {text for block in sweep.blocks for text in block.fixed}
     printed, found = compare.printed_cells(other), dict[tuple[str, ...], str]()
     for block in other.blocks:
         changes = [text.partition("=") for text in block.fixed if text not in common]
-        changed = [f"{key.rpartition('.')[2]}={value}" for key, _, value in changes]
+        changed = [f"{key.rpartition('.')[2]}={value}" for key, _, value in changes if not key.startswith(OF_ALL)]
         name = ", ".join(filter(None, (*changed, sweep.readings[other.name])))
         for combination in block.combinations():
             for i, _ in compare.matches(printed, block, block.fields(combination)):
@@ -61,15 +66,28 @@ def with_closest(table: pd.DataFrame) -> pd.DataFrame:
     closest = pd.Series("", index=table.index)
     fit = (table["protocol"] == "full") & table["difference"].notna()
     for _, group in table.groupby("place", sort=False):
-        if len(group) > 1 and fit[group.index].all():
-            distances = group["difference"].astype(float).abs().to_numpy()
-            closest[group.index] = names[group.index].iloc[int(distances.argmin())]
+        run = group[fit[group.index]]
+        if len(run) > 1:
+            distances = run["difference"].astype(float).abs().to_numpy()
+            closest[run.index] = names[run.index].iloc[int(distances.argmin())]
     return table.assign(method=names, closest=closest)
 
 
 def first(tidy: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the first reading."""
     return tidy[tidy["reading"] == ""] if "reading" in tidy else tidy
+
+
+def explained(tidy: pd.DataFrame) -> int:
+    """Return how many printed values are outside in the first reading and within in another that was run in full."""
+    if "reading" not in tidy:
+        return 0
+    full = tidy[tidy["protocol"] == "full"].fillna({"reading": ""})
+    mine = full[(full["reading"] == "") & (full["verdict"] == "outside")]
+    other = full[(full["reading"] != "") & (full["verdict"] == "within")]
+    methods = [name.removesuffix(f" ({how})") for name, how in zip(other["method"], other["reading"], strict=True)]
+    within = set(map(tuple, other.assign(method=methods)[KEY].to_numpy().tolist()))
+    return sum(tuple(key) in within for key in mine[KEY].to_numpy().tolist())
 
 
 def distances(tidy: pd.DataFrame, cells: pd.DataFrame) -> pd.Series:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis import compare, layout, parts
+from fedexp.analysis import compare, layout, parts, readings
 from fedexp.analysis.compare import departures, load_jobs
 from fedexp.analysis.judge import COLUMN
 from fedexp.analysis.sweep import Block, Sweep, cell_of
@@ -20,12 +20,13 @@ from fedexp.rundir.elsewhere import views_of
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
 
-COLUMNS = ("printed", "measured, by seeds", "within", "outside", "order reproduced", "spent", "left (first seeds)",
-           "missing")  # fmt: skip
+COLUMNS = ("printed", "measured, by seeds", "within", "outside", "explained", "order reproduced", "spent",
+           "left (first seeds)", "missing")  # fmt: skip
 LEGEND = (
-    "measured: printed values with runs at the full protocol (a sweep of another reading has a row of its own); order "
-    "reproduced: columns of the paper's table without a swap beyond noise. spent: core hours (seconds of all rounds x "
-    "threads x workers) on CPUs, GPU hours on GPUs, of the runs that are here or kept; left: one run of each job "
+    "measured: printed values with runs at the full protocol (a sweep of another reading has a row of its own); "
+    "explained: those outside that are within where another reading of the setting was run; order reproduced: columns "
+    "of the paper's table without a swap beyond noise. spent: core hours (seconds of all rounds x threads x workers) "
+    "on CPUs, GPU hours on GPUs, of the runs that are here or kept; left: one run of each job "
     "without a value in the view that the paper's rule judges, from measured runs of the same data and model (~: of "
     "another method, or of other numbers of rounds, clients or epochs, scaled by the passes over the training data); "
     "missing: data sets without a folder below data_dir (--data-dir), memory that this machine lacks."
@@ -178,7 +179,7 @@ def row(each: Standing, costs: Costs, data: Sequence[Path]) -> list[str]:
     printed = [cell for cell in compare.printed_cells(each.sweep) if cell["method"] != "(all)"]
     once = None if each.table is None or "protocol" not in each.table else parts.printed_once(each.table)
     full = None if once is None else once[once["protocol"] == "full"]
-    texts = ["", "", "", ""]
+    texts = [""] * 5
     if full is not None:
         seeds = sorted(Counter(full["n"].astype(int)).items())
         assert each.table is not None
@@ -187,6 +188,7 @@ def row(each: Standing, costs: Costs, data: Sequence[Path]) -> list[str]:
             ", ".join(f"{number} with {n} seed{'s' if n > 1 else ''}" for n, number in seeds) or "0",
             str(verdicts["within"]),
             str(verdicts["outside"]),
+            str(readings.explained(each.table)),
             f"{sum(not text.startswith('swapped') for text in orders)} of {len(orders)}" if orders else "-",
         ]
     return [
