@@ -32,6 +32,7 @@ from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN
 from fedexp.data.tasks import ClassIncremental
+from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal, differ, record, tables
@@ -48,6 +49,8 @@ from toy_federation import (
     SoftmaxRegression,
     advance,
     assemble,
+    broadcast,
+    describe,
     engines_compared,
     first_of_each_class,
     flat,
@@ -395,6 +398,43 @@ def test_server_distillation_covers_its_set_once():
     assert_equal({k: models[-1][k] for k in simulation.initial}, simulation.initial)
     without = play(stream(CFeD(**CFED)), 1)
     assert (flat(state.server["params"]) - flat(without.server["params"])).abs().max() > 1e-5
+
+
+def test_server_distillation_by_hand():
+    """Eleven examples for three local models and the old one, in parts of 3, 3, 3 and 2. The average of the local
+    models is the start; SGD with momentum and weight decay for E = 2 epochs of batches of 2; lambda_d is no factor."""
+    algorithm = CFeD(**CFED | dict(server_distillation=True, lambda_d=0.1))
+    simulation = stream(algorithm)
+    state, net = play(simulation, 1), simulation.bench.net
+    cohort, lr = assemble(simulation, state, 2), simulation.lr_at(2)
+    trained = simulation.engine.train(Learner(), simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    numbers = torch.tensor([30, 2, 17, 5, 39, 11, 8, 23, 0, 14, 26])  # whose ever they are
+    about = describe(simulation, state, cohort, trained)
+    about = replace(about, surrogate=replace(about.surrogate, numbers=numbers))
+    models = [tree.row(trained.messages["params"], i) for i in range(3)] + [state.server["params"]]
+
+    rng = describe(simulation, state, cohort, trained).rng  # the same numbers once more
+    order, teacher_of = rng.permutation(11).tolist(), {}
+    for model, size in zip(models, (3, 3, 3, 2), strict=True):
+        for _ in range(size):
+            teacher_of[order.pop(0)] = model
+    inputs = simulation.bench.load_train(numbers, None)[0]
+    server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
+    w = {k: v.clone().requires_grad_() for k, v in server["params"].items()}
+    sgd = torch.optim.SGD(w.values(), 0.1 * 0.9, momentum=0.9, weight_decay=1e-3)  # lr lr_decay^(2 - 1)
+    for _ in range(2):
+        shuffled = rng.permutation(11)
+        for start in range(0, 11, 2):
+            batch, loss = shuffled[start : start + 2].tolist(), 0.0
+            for i in batch:
+                q = (net(teacher_of[i], inputs[i : i + 1]).logits[0].detach() / 2).softmax(0)
+                loss = loss - (q * (net(w, inputs[i : i + 1]).logits[0] / 2).softmax(0).log()).sum() / len(batch)
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+    assert (flat(w) - flat(server["params"])).abs().max() > 1e-3
+    refined = algorithm.refine(LiveNetwork(net), server, trained.messages, about)
+    assert_equal(refined["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
 def test_centralised_cfed_mixes_batches_of_one_kind():

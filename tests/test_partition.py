@@ -100,6 +100,30 @@ def test_sharding_cuts_contiguous_blocks_and_deals_the_left_over_to_the_first(cl
             assert tuple(expected) in blocks
 
 
+PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "labels", "possible"),
+    [
+        (Shards(shards_per_client=2, sort_by_label=True), [0, 1, 2, 3], PAIRS),  # a shard is a class: two of the four
+        (Shards(shards_per_client=1, sort_by_label=True), [0, 0, 0, 0], PAIRS),  # cut from a random order in a class
+        (Shards(shards_per_client=1, sort_by_label=False), [0, 1, 2, 3], PAIRS),
+        (Sharding(shards_per_client=1), [0, 0, 0, 0], [(0, 1), (2, 3)]),  # one of two contiguous blocks of a class
+        (Sharding(shards_per_client=1), [0, 0, 1, 1], [(0, 1), (2, 3)]),  # one of two classes
+        (IID(), [0, 1, 2, 3], PAIRS),
+        (lda(alpha=1e6, min_size=2, balance=False), [0, 0, 0, 0], PAIRS),  # floor(4 q_1) = 2 of 4 where both have two
+    ],
+    ids=["two_sorted", "one_sorted", "one_unsorted", "sharding_one_class", "sharding", "iid", "lda"],
+)
+def test_all_deals_are_equally_likely(partitioner, labels, possible):
+    """Two clients share four examples. Over 180 seeds the first one gets each possible half about equally often."""
+    halves = [tuple(partitioner.split(np.array(labels), 2, rng(seed)).parts[0].tolist()) for seed in range(180)]
+    assert set(halves) == set(possible)
+    # Of 180 deals 30 are expected of each of six halves, with a standard deviation of 5; of two halves 90, with 6.7.
+    assert all(abs(halves.count(half) - 180 / len(possible)) <= 20 for half in possible)
+
+
 def split_if_possible(partitioner, labels, clients, seed):
     """Examples whose alpha is too small for any draw to fit are not counted."""
     try:
