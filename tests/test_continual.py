@@ -487,6 +487,29 @@ def test_ewc_s_fisher_is_that_of_softmax_regression():
     assert_equal(state.server["anchor"], w)
 
 
+def test_nobody_is_asked_at_the_end_of_the_last_task():
+    """The Fisher matrices of a task are for the ones that follow: of three tasks, all clients are asked after the first
+    two, each time by the exchange of that task."""
+    asked = []
+
+    class Noting(FedEWC):
+        def closing_exchanges(self, info):
+            asked.append(info.task)
+            return super().closing_exchanges(info)
+
+    three = replace(TWO_TASKS, num_tasks=3, classes=[[0, 1], [2], [3]])
+    simulation = stream(Noting(lambda_=1.0, fisher="old_tasks"), scenario=three, surrogate=0.0)
+    state = play(simulation, 4)
+    assert asked == [0, 1]
+    kept, result = state.server["anchor"], None
+    for _ in range(2):
+        result = play_round(simulation, state)
+        advance(state, result)
+    assert (state.round, asked) == (6, [0, 1])
+    assert_equal(state.server["anchor"], kept)
+    assert result.bytes_up == 3 * tree.num_bytes(state.server["params"]), "the cohort's models and nothing else"
+
+
 def test_ewc_s_quadratic_is_the_sum_over_tasks():
     """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a constant."""
     algorithm = FedEWC(lambda_=3.0, fisher="old_tasks")
@@ -606,6 +629,26 @@ def test_dmc_s_double_target_by_hand():
         batch = Anything(x=None)
         loss = Consolidation(targets=targets, **shared).example_loss(net, "student", batch, Anything(server=server))
         assert loss.tolist() == [expected]
+
+
+def test_dmc_does_not_count_classes_to_come():
+    """Task 2 of {0}, {1, 2}, {3}: from (4, 9, 9, 9) and (9, 10, 4, 9) the targets are 0 and (3, -3). The student's
+    (2, 0, 0, 100) is off by 2, 3 and 3: (4 + 9 + 9) / 3. With `added` class 3 counts: the models minus 31/4 and 8 are
+    (-3.75, 1.25, 1.25, 1.25) and (1, 2, -4, 1), together (-2.75, 3.25, -2.75, 2.25)."""
+    simulation = stream(FedDMC(**DMC))
+    info = replace(simulation.stages[1].federation, tasks=((0,), (1, 2), (3,)), task=1)
+    server = simulation.algorithm.begin_task(simulation.initial_state().server, simulation.initial, info)
+    assert server["old_classes"].tolist() == [1, 0, 0, 0]
+    assert server["new_classes"].tolist() == [0, 1, 1, 0]
+    answers = {"old": [4.0, 9, 9, 9], "new": [9.0, 10, 4, 9], "student": [2.0, 0, 0, 100]}
+    answers = {name: torch.tensor([row], dtype=torch.float64) for name, row in answers.items()}
+    net = lambda params, x: Anything(logits=answers[params])  # noqa: E731
+    ctx = Anything(server=server | {"old": "old", "new": "new"})
+    shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
+    added = (4.75**2 + 3.25**2 + 2.75**2 + 97.75**2) / 4
+    for targets, expected in (("split", 22 / 3), ("added", added)):
+        loss = Consolidation(targets=targets, **shared).example_loss(net, "student", Anything(x=None), ctx)
+        assert loss.tolist() == pytest.approx([expected])
 
 
 def test_dmc_s_new_model_sees_the_new_classes_alone():

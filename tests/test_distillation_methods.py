@@ -85,9 +85,11 @@ def test_flashback_s_loss_by_loops():
 
 
 @pytest.mark.parametrize(
-    ("gamma", "times"), [(1.0, 1), (0.7, 1), (0.5, 2), (1 / 3, 3), (0.3, 3), (0.1, 10), (0.025, 40)]
+    ("gamma", "times"),
+    [(1.0, 1), (0.7, 1), (0.5, 2), (1 / 3, 3), (0.3, 3), (0.1, 10), (0.025, 40), (1 / 93, 93), (1 / (3 - 1e-6), 2)],
 )
 def test_flashback_s_participations_that_count(gamma, times):
+    """1 / (1 / 93) is 92.99999999999999 in float64; 3 - 1e-6 is no rounding of 3."""
     assert Flashback(gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True).times == times
 
 

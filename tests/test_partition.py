@@ -292,6 +292,22 @@ def test_lda_draw_whose_mass_falls_on_full_clients_is_repeated():
         lda(max_draws=3).split(np.repeat([0, 1], 10), 2, Fixed([[1.0, 0.0], [1.0, 0.0]]))
 
 
+@pytest.mark.parametrize("numpy_seed", [None, 3])
+def test_lda_draws_as_often_as_it_may(numpy_seed):
+    """What the third or a later draw has found is found by exactly so many draws, and not by one less."""
+    labels = balanced(4, 10)
+
+    def split(max_draws):
+        scheme = LDA(alpha=0.15, min_size=8, balance=True, max_draws=max_draws, numpy_seed=numpy_seed)
+        return scheme.split(labels, 4, rng())
+
+    needed = split(200).info["draws"]
+    assert needed >= 3
+    assert split(needed).info["draws"] == needed
+    with pytest.raises(ConfigError, match=f"no draw out of {needed - 1} gave every client min_size=8"):
+        split(needed - 1)
+
+
 def test_lda_skips_an_absent_class():
     labels = np.repeat([0, 2, 3], 20)
     partition = make_partition(lda(alpha=5.0), labels, 5, 3, rng(), None, np.zeros(0, int))
@@ -619,6 +635,22 @@ def test_a_balanced_public_set(sizes, fraction, seed):
     counts = np.bincount(labels[chosen], minlength=len(sizes))
     left = counts[counts < sizes]
     assert not len(left) or counts.max() - left.min() <= 1
+
+
+@pytest.mark.parametrize(
+    ("balanced", "fraction", "possible"),
+    [
+        (False, 0.5, PAIRS),
+        (True, 0.5, [(0, 2), (0, 3), (1, 2), (1, 3)]),  # one of each class
+        (True, 0.25, [(0,), (1,), (2,), (3,)]),  # of either class
+        (True, 0.75, [(0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)]),
+    ],
+)
+def test_all_public_sets_are_equally_likely(balanced, fraction, possible):
+    """Of two examples of each of two classes, over 180 seeds: 30 or 45 of each set, with a deviation of 5 or 5.8."""
+    sets = [tuple(public(np.array([0, 0, 1, 1]), fraction, balanced, seed).tolist()) for seed in range(180)]
+    assert set(sets) == set(possible)
+    assert all(abs(sets.count(each) - 180 / len(possible)) <= 20 for each in possible)
 
 
 def test_a_random_public_set_follows_the_data():
