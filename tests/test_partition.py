@@ -21,11 +21,12 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
-from fedexp.core.settings import NONE_HELD_OUT, Public
+from fedexp.core.settings import NONE_HELD_OUT, Public, Seeds, Validation
 from fedexp.data.partition import IID, Natural, Sharding, Shards, make_partition
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition, partition_hash
+from fedexp.data.surrogate import Surrogate
 from fedexp.training.division import divide, partition_of
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -673,6 +674,44 @@ def test_clients_share_what_is_not_public(partitioner):
         assert all(len(set(owners[part])) == 1 for part in partition.parts)
     else:
         assert len(everything) == 360
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ({}, lambda s: s.stages[0].federation.parts),
+        ({}, lambda s: [s.stages[0].federation.shared]),
+        ({"public": 0.15}, lambda s: [s.stages[0].public.numbers]),
+        ({"validation": Validation(fraction=0.2, per_client=False)}, lambda s: [s.bench.data.validation]),
+        (
+            {"validation": Validation(fraction=0.4, per_client=True), "divided": True},
+            lambda s: [s.bench.data.validation],
+        ),
+        ({"surrogate": 0.3}, lambda s: [s.stages[0].federation.unlabelled]),
+        ({"surrogate": 0.3, "withheld": True}, lambda s: s.stages[0].federation.surrogate),
+        ({"surrogate": 0.3, "withheld": True}, lambda s: [s.stages[0].surrogate.numbers]),
+    ],
+    ids=["clients", "shared", "public", "validation", "validation_of_clients", "unlabelled", "shards", "server"],
+)
+def test_what_is_drawn_of_the_data_depends_on_the_seed_of_the_partition_alone(options, drawn, monkeypatch):
+    """Each draw by itself. withheld: the surrogate examples are the same ones, and only their shards are drawn;
+    divided: the clients' examples are the same ones."""
+    options, assign = dict(options), toy_federation.Ragged.assign
+    if options.pop("divided", False):
+        monkeypatch.setattr(toy_federation.Ragged, "assign", lambda *given: assign(*given[:4], rng(), *given[5:]))
+    if options.pop("withheld", False):
+        attach = Surrogate.attach
+        monkeypatch.setattr(Surrogate, "attach", lambda self, data, tasks, _: attach(self, data, tasks, rng()))
+
+    def draw(partition, others=0):
+        seeds = Seeds(partition=partition, sampling=others, training=others)
+        made = toy_federation.make_simulation(sizes=(5, 5, 6, 7), seeds=seeds, seed=others, **options)
+        return [np.asarray(numbers).tolist() for numbers in drawn(made)]
+
+    first = draw(0)
+    assert all(first)
+    assert draw(0, others=1) == first
+    assert all(draw(seed) != first for seed in (1, 2))
 
 
 def test_the_public_set_is_saved_with_the_partition(tmp_path):
