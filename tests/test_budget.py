@@ -19,6 +19,9 @@ from fedexp.core.private.of_hydra import sweeping
 from fedexp.rundir import elsewhere
 from fedexp.rundir.evidence import kept_below
 from fedexp.training.deadline import Deadline
+from fedexp.training.recorder import Recorder
+from fedexp.training.rounds import run_rounds
+from toy_federation import make_simulation
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = ["local.epochs=1", "num_clients=4", "alpha=10", "tracker=none", "figures=false",
@@ -86,6 +89,25 @@ def test_what_is_worth_most_comes_first(here):
     assert [slot.round_seconds for slot in slots] == [1.0, 2.0] * 2
 
 
+def test_a_job_whose_length_is_unknown_comes_after_the_known_ones_of_its_kind():
+    """But before second seeds, and before what a table has; what two tables share goes before both."""
+    plain = budget.Slot(None, (), None, None, 60.0, repetition=0, kept=False)
+    expected = [
+        replace(plain, twins=(None, None), seconds=None),
+        replace(plain, twins=(None,), seconds=1e9),
+        replace(plain, twins=(None,), seconds=None),
+        plain,
+        replace(plain, seconds=1e9),
+        replace(plain, seconds=None),
+        replace(plain, repetition=1, seconds=1.0),
+        replace(plain, repetition=1, seconds=None),
+        replace(plain, kept=True, seconds=1.0),
+        replace(plain, kept=True, seconds=None),
+    ]
+    assert sorted(expected[::-1], key=lambda slot: slot.worth) == expected
+    assert sorted(expected[5:] + expected[:5], key=lambda slot: slot.worth) == expected
+
+
 def test_the_deadline_reaches_a_job_with_its_overrides():
     """1e9 seconds after the epoch, 12.5 seconds to its first checkpoint."""
     config = {"env_set": {budget.VARIABLE: "1000000000.000 12.500"}}
@@ -98,6 +120,35 @@ def test_the_deadline_reaches_a_job_with_its_overrides():
     Deadline(time.time() + 60, 30).check_start()
     with pytest.raises(BudgetSpent):
         Deadline(time.time() + 60, 90).check_start()
+
+
+def test_the_deadline_is_a_moment(monkeypatch):
+    """At second 100, what takes 9 seconds is over before second 110; what takes 10 is not."""
+    monkeypatch.setattr(time, "time", lambda: 100.0)
+    Deadline(110.0).check(9.0)
+    for seconds in (10.0, 11.0):
+        with pytest.raises(BudgetSpent):
+            Deadline(110.0).check(seconds)
+
+
+def test_a_round_has_to_be_saved_by_the_deadline(monkeypatch, tmp_path):
+    """What is asked for before a round is the longest of the last three rounds, at first the 12.5 seconds that are
+    known of the first one, and the 1,000 seconds that the last checkpoint took."""
+    asked = []
+
+    class Watched(Deadline):
+        def check(self, seconds: float) -> None:
+            asked.append(seconds)
+
+    monkeypatch.setattr(Recorder, "saving_seconds", property(lambda self: 1000.0))
+    simulation = make_simulation(rounds=4)
+    state, recorder = simulation.initial_state(), Recorder(tmp_path, simulation, [], None)
+    try:
+        run_rounds(simulation, state, recorder, Watched(needed=12.5))
+    finally:
+        recorder.close()
+    assert asked[:3] == [1012.5] * 3
+    assert 1000 < asked[3] < 1012.5
 
 
 def test_a_job_stops_at_the_budget_and_the_same_command_goes_on(here, capsys, monkeypatch):

@@ -32,6 +32,7 @@ from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.views import PLAIN
 from fedexp.data.tasks import ClassIncremental
+from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal, differ, record, tables
@@ -48,6 +49,8 @@ from toy_federation import (
     SoftmaxRegression,
     advance,
     assemble,
+    broadcast,
+    describe,
     engines_compared,
     first_of_each_class,
     flat,
@@ -397,6 +400,43 @@ def test_server_distillation_covers_its_set_once():
     assert (flat(state.server["params"]) - flat(without.server["params"])).abs().max() > 1e-5
 
 
+def test_server_distillation_by_hand():
+    """Eleven examples for three local models and the old one, in parts of 3, 3, 3 and 2. The average of the local
+    models is the start; SGD with momentum and weight decay for E = 2 epochs of batches of 2; lambda_d is no factor."""
+    algorithm = CFeD(**CFED | dict(server_distillation=True, lambda_d=0.1))
+    simulation = stream(algorithm)
+    state, net = play(simulation, 1), simulation.bench.net
+    cohort, lr = assemble(simulation, state, 2), simulation.lr_at(2)
+    trained = simulation.engine.train(Learner(), simulation.bench, broadcast(simulation, state), cohort, lr, False)
+    numbers = torch.tensor([30, 2, 17, 5, 39, 11, 8, 23, 0, 14, 26])  # whose ever they are
+    about = describe(simulation, state, cohort, trained)
+    about = replace(about, surrogate=replace(about.surrogate, numbers=numbers))
+    models = [tree.row(trained.messages["params"], i) for i in range(3)] + [state.server["params"]]
+
+    rng = describe(simulation, state, cohort, trained).rng  # the same numbers once more
+    order, teacher_of = rng.permutation(11).tolist(), {}
+    for model, size in zip(models, (3, 3, 3, 2), strict=True):
+        for _ in range(size):
+            teacher_of[order.pop(0)] = model
+    inputs = simulation.bench.load_train(numbers, None)[0]
+    server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
+    w = {k: v.clone().requires_grad_() for k, v in server["params"].items()}
+    sgd = torch.optim.SGD(w.values(), 0.1 * 0.9, momentum=0.9, weight_decay=1e-3)  # lr lr_decay^(2 - 1)
+    for _ in range(2):
+        shuffled = rng.permutation(11)
+        for start in range(0, 11, 2):
+            batch, loss = shuffled[start : start + 2].tolist(), 0.0
+            for i in batch:
+                q = (net(teacher_of[i], inputs[i : i + 1]).logits[0].detach() / 2).softmax(0)
+                loss = loss - (q * (net(w, inputs[i : i + 1]).logits[0] / 2).softmax(0).log()).sum() / len(batch)
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+    assert (flat(w) - flat(server["params"])).abs().max() > 1e-3
+    refined = algorithm.refine(LiveNetwork(net), server, trained.messages, about)
+    assert_equal(refined["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
+
+
 def test_centralised_cfed_mixes_batches_of_one_kind():
     """One client with everything; as many surrogate as new examples, in batches of one kind, in random order."""
     simulation = stream(CFeD(**CFED, paradigm="centralized"), surrogate=0.3)
@@ -445,6 +485,29 @@ def test_ewc_s_fisher_is_that_of_softmax_regression():
     assert_equal(state.server["importance"][HEAD[0]], (delta**2).T @ (x**2) / len(y), atol=1e-13)
     assert_equal(state.server["importance"][HEAD[1]], (delta**2).mean(0), atol=1e-13)
     assert_equal(state.server["anchor"], w)
+
+
+def test_nobody_is_asked_at_the_end_of_the_last_task():
+    """The Fisher matrices of a task are for the ones that follow: of three tasks, all clients are asked after the first
+    two, each time by the exchange of that task."""
+    asked = []
+
+    class Noting(FedEWC):
+        def closing_exchanges(self, info):
+            asked.append(info.task)
+            return super().closing_exchanges(info)
+
+    three = replace(TWO_TASKS, num_tasks=3, classes=[[0, 1], [2], [3]])
+    simulation = stream(Noting(lambda_=1.0, fisher="old_tasks"), scenario=three, surrogate=0.0)
+    state = play(simulation, 4)
+    assert asked == [0, 1]
+    kept, result = state.server["anchor"], None
+    for _ in range(2):
+        result = play_round(simulation, state)
+        advance(state, result)
+    assert (state.round, asked) == (6, [0, 1])
+    assert_equal(state.server["anchor"], kept)
+    assert result.bytes_up == 3 * tree.num_bytes(state.server["params"]), "the cohort's models and nothing else"
 
 
 def test_ewc_s_quadratic_is_the_sum_over_tasks():
@@ -566,6 +629,26 @@ def test_dmc_s_double_target_by_hand():
         batch = Anything(x=None)
         loss = Consolidation(targets=targets, **shared).example_loss(net, "student", batch, Anything(server=server))
         assert loss.tolist() == [expected]
+
+
+def test_dmc_does_not_count_classes_to_come():
+    """Task 2 of {0}, {1, 2}, {3}: from (4, 9, 9, 9) and (9, 10, 4, 9) the targets are 0 and (3, -3). The student's
+    (2, 0, 0, 100) is off by 2, 3 and 3: (4 + 9 + 9) / 3. With `added` class 3 counts: the models minus 31/4 and 8 are
+    (-3.75, 1.25, 1.25, 1.25) and (1, 2, -4, 1), together (-2.75, 3.25, -2.75, 2.25)."""
+    simulation = stream(FedDMC(**DMC))
+    info = replace(simulation.stages[1].federation, tasks=((0,), (1, 2), (3,)), task=1)
+    server = simulation.algorithm.begin_task(simulation.initial_state().server, simulation.initial, info)
+    assert server["old_classes"].tolist() == [1, 0, 0, 0]
+    assert server["new_classes"].tolist() == [0, 1, 1, 0]
+    answers = {"old": [4.0, 9, 9, 9], "new": [9.0, 10, 4, 9], "student": [2.0, 0, 0, 100]}
+    answers = {name: torch.tensor([row], dtype=torch.float64) for name, row in answers.items()}
+    net = lambda params, x: Anything(logits=answers[params])  # noqa: E731
+    ctx = Anything(server=server | {"old": "old", "new": "new"})
+    shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
+    added = (4.75**2 + 3.25**2 + 2.75**2 + 97.75**2) / 4
+    for targets, expected in (("split", 22 / 3), ("added", added)):
+        loss = Consolidation(targets=targets, **shared).example_loss(net, "student", Anything(x=None), ctx)
+        assert loss.tolist() == pytest.approx([expected])
 
 
 def test_dmc_s_new_model_sees_the_new_classes_alone():

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedexp.algorithms import feddf
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedalign import FedAlign, spectral_norm
 from fedexp.algorithms.feddf import FedDF
@@ -84,9 +85,11 @@ def test_flashback_s_loss_by_loops():
 
 
 @pytest.mark.parametrize(
-    ("gamma", "times"), [(1.0, 1), (0.7, 1), (0.5, 2), (1 / 3, 3), (0.3, 3), (0.1, 10), (0.025, 40)]
+    ("gamma", "times"),
+    [(1.0, 1), (0.7, 1), (0.5, 2), (1 / 3, 3), (0.3, 3), (0.1, 10), (0.025, 40), (1 / 93, 93), (1 / (3 - 1e-6), 2)],
 )
 def test_flashback_s_participations_that_count(gamma, times):
+    """1 / (1 / 93) is 92.99999999999999 in float64; 3 - 1e-6 is no rounding of 3."""
     assert Flashback(gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True).times == times
 
 
@@ -206,6 +209,68 @@ def test_feddf_distils_mean_logits_and_reads_no_label():
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
     refined = algorithm.refine(LiveNetwork(net), server, trained.messages, replace(about, public=Mislabelled(public)))
     assert_close(flat(refined["params"]), flat(w).detach(), 1e-10)
+
+
+class Watched:
+    """A public set that notes which of its examples are read."""
+
+    def __init__(self, public):
+        self.public, self.read = public, []
+
+    def __len__(self):
+        return len(self.public)
+
+    def take(self, index):
+        self.read.append(index.tolist())
+        return self.public.take(index)
+
+
+@pytest.mark.parametrize(
+    ("steps", "patience", "seen", "best"),
+    [
+        # Steps 2, 4, 6, 8: the best at 4; step 6 equals it, which is no gain; at 8 four steps are without gain.
+        (20, 4, [0.25, 0.75, 0.75, 0.5], 1),
+        # At 6, 8 and 10 two to six steps are without gain; the step 12 is better, and 13 the last one.
+        (13, 7, [0.25, 0.75, 0.0, 0.5, 0.25, 1.0, 0.5], 5),
+        (5, 1, [0.0, 0.25, 0.25], 1),  # no gain in one step at 5
+    ],
+)
+def test_feddf_stops_without_gain_and_returns_the_first_best(monkeypatch, steps, patience, seen, best):
+    """With looks every two steps at floor(0.3 * 12) = 3 held-out examples, on which it never trains."""
+    algorithm, students, held = df(steps=steps, patience=patience, interval=2, validation=0.3), [], []
+    simulation = make_simulation(algorithm, public=0.3, sizes=(3, 7, 8, 10))
+    public, teacher = Watched(simulation.stages[0].public), random(12, 4)
+    later = iter([*seen, *[0.0] * 20])
+
+    def accuracy(net, examples, numbers):
+        students.append(net.snapshot())
+        held.append(sorted(numbers.tolist()))
+        return next(later)
+
+    monkeypatch.setattr(feddf, "accuracy", accuracy)
+    net, server = LiveNetwork(simulation.bench.net), {"params": simulation.initial, "buffers": {}}
+    net.load(server["params"], {})
+    found = algorithm.search(net, server, teacher, np.random.default_rng(0), public)
+    assert len(students) == len(seen)
+    assert_close(found["params"], students[best], 0.0)
+    assert held == [held[0]] * len(seen)
+    assert len(held[0]) == 3
+    assert sum(map(len, public.read)) == 3 * min(2 * len(seen), steps), "batches of three of the nine that are left"
+    trained = [number for batch in public.read for number in batch]
+    assert set(trained[:9]) == set(range(12)) - set(held[0])
+    assert not set(trained) & set(held[0])
+
+
+def test_feddf_s_accuracy_on_held_out_examples_by_counting():
+    simulation = make_simulation(df(), public=0.3, sizes=(3, 7, 8, 10))
+    net, public = LiveNetwork(simulation.bench.net), simulation.stages[0].public
+    net.load(simulation.initial, {})
+    numbers, right = np.array([7, 1, 10, 4, 3, 0, 11]), 0
+    for number in numbers:
+        x, y = public.take(np.array([number]))
+        right += int(net(simulation.initial, x).logits[0].argmax() == y[0])
+    assert 0 < right < 7
+    assert feddf.accuracy(net, public, numbers) == pytest.approx(right / 7)
 
 
 def test_feddf_returns_a_student_even_where_the_average_is_better():

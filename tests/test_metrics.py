@@ -226,6 +226,14 @@ def test_rounds_to_target_by_hand():
     }
 
 
+def test_rounds_to_target_forgives_a_rounding_alone():
+    """0.1 + 0.2 and 0.1 * 3 are one unit in the last place above 0.3; 1e-11 is more than that."""
+    assert 0.1 + 0.2 > 0.3
+    rounds, accuracy = [0, 1, 2], [0.0, 0.3, 1.0]
+    assert rounds_to_target(rounds, accuracy, [0.1 + 0.2], []) == {"0.30000000000000004": 1}
+    assert rounds_to_target(rounds, accuracy, [0.3 + 1e-11], []) == {"0.30000000001": 2}
+
+
 def test_rounds_to_target_without_rounds():
     for accuracy in ([0.9], [0.9, nan]):
         rounds = list(range(len(accuracy)))

@@ -21,11 +21,12 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
-from fedexp.core.settings import NONE_HELD_OUT, Public
+from fedexp.core.settings import NONE_HELD_OUT, Public, Seeds, Validation
 from fedexp.data.partition import IID, Natural, Sharding, Shards, make_partition
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition, partition_hash
+from fedexp.data.surrogate import Surrogate
 from fedexp.training.division import divide, partition_of
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -98,6 +99,30 @@ def test_sharding_cuts_contiguous_blocks_and_deals_the_left_over_to_the_first(cl
         for b in range(8):
             expected = indices[b * size : (b + 1) * size] + ([indices[8 * size + b]] if b < extra else [])
             assert tuple(expected) in blocks
+
+
+PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "labels", "possible"),
+    [
+        (Shards(shards_per_client=2, sort_by_label=True), [0, 1, 2, 3], PAIRS),  # a shard is a class: two of the four
+        (Shards(shards_per_client=1, sort_by_label=True), [0, 0, 0, 0], PAIRS),  # cut from a random order in a class
+        (Shards(shards_per_client=1, sort_by_label=False), [0, 1, 2, 3], PAIRS),
+        (Sharding(shards_per_client=1), [0, 0, 0, 0], [(0, 1), (2, 3)]),  # one of two contiguous blocks of a class
+        (Sharding(shards_per_client=1), [0, 0, 1, 1], [(0, 1), (2, 3)]),  # one of two classes
+        (IID(), [0, 1, 2, 3], PAIRS),
+        (lda(alpha=1e6, min_size=2, balance=False), [0, 0, 0, 0], PAIRS),  # floor(4 q_1) = 2 of 4 where both have two
+    ],
+    ids=["two_sorted", "one_sorted", "one_unsorted", "sharding_one_class", "sharding", "iid", "lda"],
+)
+def test_all_deals_are_equally_likely(partitioner, labels, possible):
+    """Two clients share four examples. Over 180 seeds the first one gets each possible half about equally often."""
+    halves = [tuple(partitioner.split(np.array(labels), 2, rng(seed)).parts[0].tolist()) for seed in range(180)]
+    assert set(halves) == set(possible)
+    # Of 180 deals 30 are expected of each of six halves, with a standard deviation of 5; of two halves 90, with 6.7.
+    assert all(abs(halves.count(half) - 180 / len(possible)) <= 20 for half in possible)
 
 
 def split_if_possible(partitioner, labels, clients, seed):
@@ -266,6 +291,22 @@ def test_lda_draw_whose_mass_falls_on_full_clients_is_repeated():
     # after class 0 client 0 holds 10 >= N/K = 10; class 1 then has q = (1, 0): nothing is left to share
     with pytest.raises(ConfigError, match="min_size"):
         lda(max_draws=3).split(np.repeat([0, 1], 10), 2, Fixed([[1.0, 0.0], [1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("numpy_seed", [None, 3])
+def test_lda_draws_as_often_as_it_may(numpy_seed):
+    """What the third or a later draw has found is found by exactly so many draws, and not by one less."""
+    labels = balanced(4, 10)
+
+    def split(max_draws):
+        scheme = LDA(alpha=0.15, min_size=8, balance=True, max_draws=max_draws, numpy_seed=numpy_seed)
+        return scheme.split(labels, 4, rng())
+
+    needed = split(200).info["draws"]
+    assert needed >= 3
+    assert split(needed).info["draws"] == needed
+    with pytest.raises(ConfigError, match=f"no draw out of {needed - 1} gave every client min_size=8"):
+        split(needed - 1)
 
 
 def test_lda_skips_an_absent_class():
@@ -597,6 +638,22 @@ def test_a_balanced_public_set(sizes, fraction, seed):
     assert not len(left) or counts.max() - left.min() <= 1
 
 
+@pytest.mark.parametrize(
+    ("balanced", "fraction", "possible"),
+    [
+        (False, 0.5, PAIRS),
+        (True, 0.5, [(0, 2), (0, 3), (1, 2), (1, 3)]),  # one of each class
+        (True, 0.25, [(0,), (1,), (2,), (3,)]),  # of either class
+        (True, 0.75, [(0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)]),
+    ],
+)
+def test_all_public_sets_are_equally_likely(balanced, fraction, possible):
+    """Of two examples of each of two classes, over 180 seeds: 30 or 45 of each set, with a deviation of 5 or 5.8."""
+    sets = [tuple(public(np.array([0, 0, 1, 1]), fraction, balanced, seed).tolist()) for seed in range(180)]
+    assert set(sets) == set(possible)
+    assert all(abs(sets.count(each) - 180 / len(possible)) <= 20 for each in possible)
+
+
 def test_a_random_public_set_follows_the_data():
     labels = np.repeat([0, 1], [9000, 1000])
     counts = np.bincount(labels[public(labels, 0.1, False)])
@@ -617,6 +674,44 @@ def test_clients_share_what_is_not_public(partitioner):
         assert all(len(set(owners[part])) == 1 for part in partition.parts)
     else:
         assert len(everything) == 360
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ({}, lambda s: s.stages[0].federation.parts),
+        ({}, lambda s: [s.stages[0].federation.shared]),
+        ({"public": 0.15}, lambda s: [s.stages[0].public.numbers]),
+        ({"validation": Validation(fraction=0.2, per_client=False)}, lambda s: [s.bench.data.validation]),
+        (
+            {"validation": Validation(fraction=0.4, per_client=True), "divided": True},
+            lambda s: [s.bench.data.validation],
+        ),
+        ({"surrogate": 0.3}, lambda s: [s.stages[0].federation.unlabelled]),
+        ({"surrogate": 0.3, "withheld": True}, lambda s: s.stages[0].federation.surrogate),
+        ({"surrogate": 0.3, "withheld": True}, lambda s: [s.stages[0].surrogate.numbers]),
+    ],
+    ids=["clients", "shared", "public", "validation", "validation_of_clients", "unlabelled", "shards", "server"],
+)
+def test_what_is_drawn_of_the_data_depends_on_the_seed_of_the_partition_alone(options, drawn, monkeypatch):
+    """Each draw by itself. withheld: the surrogate examples are the same ones, and only their shards are drawn;
+    divided: the clients' examples are the same ones."""
+    options, assign = dict(options), toy_federation.Ragged.assign
+    if options.pop("divided", False):
+        monkeypatch.setattr(toy_federation.Ragged, "assign", lambda *given: assign(*given[:4], rng(), *given[5:]))
+    if options.pop("withheld", False):
+        attach = Surrogate.attach
+        monkeypatch.setattr(Surrogate, "attach", lambda self, data, tasks, _: attach(self, data, tasks, rng()))
+
+    def draw(partition, others=0):
+        seeds = Seeds(partition=partition, sampling=others, training=others)
+        made = toy_federation.make_simulation(sizes=(5, 5, 6, 7), seeds=seeds, seed=others, **options)
+        return [np.asarray(numbers).tolist() for numbers in drawn(made)]
+
+    first = draw(0)
+    assert all(first)
+    assert draw(0, others=1) == first
+    assert all(draw(seed) != first for seed in (1, 2))
 
 
 def test_the_public_set_is_saved_with_the_partition(tmp_path):

@@ -11,7 +11,15 @@ from scipy import stats
 from fedexp.analysis import aggregate
 from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
 from fedexp.analysis.draw_ranks import diagram
-from fedexp.analysis.ranks import Comparison, compare_methods, critical_difference, friedman, iman_davenport, ranks_of
+from fedexp.analysis.ranks import (
+    Comparison,
+    compare_methods,
+    critical_difference,
+    friedman,
+    iman_davenport,
+    p_value,
+    ranks_of,
+)
 from fedexp.analysis.sweep import Sweep, read_block
 from fedexp.analysis.view.collect import benchmark
 
@@ -25,6 +33,19 @@ def test_the_numbers_of_the_paper():
     assert iman_davenport(9.28, 14, 4) == pytest.approx(3.69, abs=0.01)
     assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.01)
     assert critical_difference(4, 14, alpha=0.10) == pytest.approx(1.12, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("chi_square", "blocks", "expected"),
+    [
+        (2.0, 2, 1 / 2),  # F = 1 * 2 / (2 * 2 - 2) = 1, with 2 and 2 degrees of freedom: (1 + 2 * 1 / 2)^(-1)
+        (3.0, 3, 1 / 4),  # F = 2 * 3 / (3 * 2 - 3) = 2, with 2 and 4: (1 + 2 * 2 / 4)^(-2)
+        (0.0, 3, 1.0),
+    ],
+)
+def test_the_probability_of_three_methods(chi_square, blocks, expected):
+    """With 2 and d degrees of freedom P(F >= f) = (1 + 2 f / d)^(-d / 2), where d = 2 (N - 1)."""
+    assert p_value(chi_square, blocks, 3) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("count", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
@@ -51,6 +72,12 @@ def test_groups_that_do_not_differ():
     """With CD 1: 1.0 and 1.5 are one group, 1.5 with 2.2 another, 4.0 is alone."""
     found = Comparison(("a", "b", "c", "d"), (1.0, 1.5, 2.2, 4.0), 5, 0.01, 1.0)
     assert found.cliques == [(0, 1), (1, 2)]
+
+
+def test_a_group_within_another_is_left_out():
+    """With CD 1 the first three are one group; the second with the third is a part of it. 3.0 differs from all."""
+    found = Comparison(("a", "b", "c", "d"), (1.0, 1.25, 1.5, 3.0), 5, 0.01, 1.0)
+    assert found.cliques == [(0, 2)]
 
 
 # --- the report

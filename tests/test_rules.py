@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedexp.analysis.compare import cells, load_jobs, values_of
-from fedexp.analysis.judge import COLUMN, order, spearman, swapped, tolerance, with_order
+from fedexp.analysis.judge import COLUMN, order, spearman, swapped, tolerance, verdict, with_order
 from fedexp.analysis.rules import Rule, ema, noise
 from fedexp.analysis.status import judged_orders
 from fedexp.analysis.sweep import launches, load_sweep, protocol_of
@@ -82,6 +82,15 @@ def test_standard_error_of_a_reported_number():
     assert Rule("last").standard_error([1.0]) is None
 
 
+def test_the_error_of_a_mean_of_more_rounds_than_there_are():
+    """Four rounds 1, 3, 1, 3: the mean of all four varies by sqrt(4/3) / sqrt(4) = sqrt(1/3). Of fifteen rounds the
+    last ten have s = sqrt(10/9); a mean of twenty is one of fifteen, a mean of twelve one of twelve."""
+    assert Rule("mean_of_last(10)").standard_error([1.0, 3.0, 1.0, 3.0]) == pytest.approx(math.sqrt(1 / 3))
+    values = [100.0] * 5 + [1.0, 3.0] * 5
+    assert Rule("mean_of_last(20)").standard_error(values) == pytest.approx(math.sqrt(10 / 9 / 15))
+    assert Rule("mean_of_last(12)").standard_error(values) == pytest.approx(math.sqrt(10 / 9 / 12))
+
+
 def test_the_error_of_an_average_of_independent_rounds():
     """Drawn: the standard deviation of EMA(0.6) over 4,000 runs of 40 independent rounds is half of that of a round."""
     drawn = np.random.default_rng(1).standard_normal((4000, 40))
@@ -95,6 +104,9 @@ def test_noise_from_seeds_or_from_one_run():
     assert noise([0.4], [0.02]) == noise([0.5], [0.02])
     assert noise([0.4], [0.02]).source == "last ten rounds of one seed"
     assert (noise([0.4], [None]).error, noise([], []).source) == (None, "")
+    # One value of two runs, of which one has none: whose error it would be is not known.
+    assert noise([0.4], [0.02, 0.03]) == noise([], [0.02]) == noise([], [])
+    assert noise([0.4, 0.6], [0.02]).error == pytest.approx(0.1)  # s = sqrt(0.02), over sqrt(2)
 
 
 def test_noise_is_part_of_the_tolerance():
@@ -139,6 +151,49 @@ def test_swaps_beyond_noise_are_named():
     assert swapped(column([42.0, 46.0, 50.0], [None, 1.0, 1.0], printed, none)) == (["C above B"], ["A"])
 
 
+def test_equal_values_are_no_swap():
+    """Printed A 50 = B 50, or ours A 46 = B 46: neither stands above the other, whatever is known of the noise."""
+    none, twice, apart = [None] * 3, [50.0, 50.0, 38.0], [50.0, 40.0, 38.0]
+    assert swapped(column([60.0, 40.0, 30.0], [1.0, 1.0, 1.0], twice, none)) == ([], [])
+    assert swapped(column([40.0, 60.0, 30.0], [1.0, 1.0, 1.0], twice, none)) == ([], [])
+    assert swapped(column([40.0, 60.0, 30.0], [None, 1.0, 1.0], twice, none)) == ([], [])
+    assert swapped(column([46.0, 46.0, 30.0], [None, 1.0, 1.0], apart, none)) == ([], [])
+    assert swapped(column([46.0, 46.0, 30.0], [0.0, 0.0, 0.0], apart, none)) == ([], [])
+
+
+def test_a_swap_is_more_than_two_standard_errors():
+    """Errors of 1.5 and 2 are 2 sqrt(2.25 + 4) = 5 together: a difference of 5 is within noise, 5.5 is not."""
+    printed, none = [50.0, 45.0, 38.0], [None] * 3
+    assert swapped(column([41.0, 46.0, 30.0], [1.5, 2.0, 1.0], printed, none)) == ([], [])
+    assert swapped(column([40.5, 46.0, 30.0], [1.5, 2.0, 1.0], printed, none)) == (["B above A"], [])
+    assert swapped(column([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], printed, [1.5, 2.0, 1.0])) == ([], [])
+    assert swapped(column([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], [50.5, *printed[1:]], [1.5, 2.0, 1.0])) == (
+        ["B above A"], []
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("difference", "expected"), [(2.0, "within"), (-2.0, "within"), (2.01, "outside"),
+                                                      (-2.01, "outside"), (None, "not judged: no number")])  # fmt: skip
+def test_the_tolerance_itself_is_within(difference, expected):
+    assert verdict({"note": "", "metric": "accuracy"}, [False], 1, 0, difference, 2.0, reduced=False) == expected
+
+
+def test_a_cell_of_which_half_the_runs_diverged():
+    """The other half is judged. What is printed as failed has failed here too only where all runs have."""
+    accuracy, half, failed = {"note": "", "metric": "accuracy"}, [True, False], 'failed; printed "10.00 (Failure)"'
+    assert verdict(accuracy, half, 2, 0, 1.0, 2.0, reduced=False) == "within"
+    assert verdict(accuracy, [True, True], 2, 0, 1.0, 2.0, reduced=False) == "outside"
+    printed = accuracy | {"note": failed}
+    for runs, mean, expected in (
+        (half, 40.0, "outside"), ([True, True], 40.0, "failed as printed"), ([True, True], None, "failed as printed"),
+        (half, 12.0, "failed as printed"), (half, 8.0, "failed as printed"), (half, 12.5, "outside"),  # 10 +- 2
+    ):  # fmt: skip
+        assert verdict(printed, runs, 2, 0, None, None, reduced=False, mean=mean) == expected
+    lost = printed | {"metric": "forgetting"}
+    assert verdict(lost, half, 2, 0, None, None, reduced=False) == "not judged: no printed number"
+    assert verdict(lost, [True, True], 2, 0, None, None, reduced=False) == "failed as printed"
+
+
 def tidy(mean, last10):
     table = {"method": list("ABCD"), "error": 0.1, "plain_error": 0.1, "printed": [3.0, 2.0, 1.0, 0.0]}
     table |= {"printed_std": None, "rule": "the rule", "n": 1, "diverged": 0}
@@ -155,6 +210,9 @@ def test_the_order_of_a_column():
     assert plain["order"] == "swapped: B above A; C above A; C above B"
     lost = tidy([9.0, 8.0, 7.0, None], [1.0, 2.0, 3.0, None]).assign(diverged=[0, 0, 0, 1])
     assert order(lost) == ruled
+    half = lost.assign(n=2)  # one of two runs diverged, so the method takes part, and has no number under the rule
+    assert order(half)["order_by"] == "mean_of_last(10), plain test"
+    assert order(half.assign(mean=[9.0, 8.0, 7.0, 6.0]))["order_by"] == "the rule"
     assert order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
 
 

@@ -12,7 +12,8 @@ from fedexp.cli.search import Options, space_of, watch_of
 from fedexp.core.errors import ConfigError
 from fedexp.core.objective import check_objective, direction_of, objective_name, value_of
 from fedexp.core.settings import NO_STOP, Stop
-from fedexp.training.stopping import is_over, waited
+from fedexp.core.views import VALIDATION
+from fedexp.training.stopping import Stopping, is_over, waited
 
 OPTIONS = {"n_trials": 4, "n_jobs": None, "sampler": "tpe", "seed": 0, "pruner": "median", "startup_trials": 1}
 OPTIONS |= {"warmup_rounds": 1}
@@ -134,6 +135,35 @@ def test_patience_counts_evaluated_rounds_since_the_first_best():
     assert waited([(0, 0.9)]) == 0
     assert waited([(0, 0.9), (1, 0.1)]) == 0
     assert waited([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
+
+
+def seen(*accuracy):
+    """A state after as many evaluated rounds."""
+    rounds = [(0, 0.0), *enumerate(accuracy, 1)]
+    tested = {VALIDATION: SimpleNamespace(accuracy=rounds)}
+    return SimpleNamespace(accuracy=rounds, round=len(accuracy), tested=tested)
+
+
+def test_patience_is_over_after_as_many_rounds_without_a_better_one():
+    """Patience 2: one round after the best it goes on, two after it ends; an equal accuracy is no better one."""
+    stop = Stop(patience=2, metric=None, minutes=None)
+    stopping = Stopping(SimpleNamespace(stop=stop), None, None)
+    ended = {"by": "patience", "patience": 2}
+    assert stopping.reason(seen(0.5), 0.0) == stopping.reason(seen(0.5, 0.4), 0.0) == {}
+    assert stopping.reason(seen(0.5, 0.4, 0.6), 0.0) == {}
+    assert stopping.reason(seen(0.5, 0.4, 0.3), 0.0) == stopping.reason(seen(0.5, 0.4, 0.5), 0.0) == ended
+
+
+def test_minutes_are_over_where_the_next_round_would_end_after_them(monkeypatch):
+    """Two minutes from second 1,000 on end at 1,120. At 1,100 a round of 19 seconds is begun, one of 20 is not."""
+    now = [1000.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    stopping = Stopping(SimpleNamespace(stop=Stop(patience=None, metric=None, minutes=2.0)), None, None)
+    ended = {"by": "minutes", "minutes": 2.0}
+    now[0] = 1100.0
+    assert [stopping.reason(seen(0.5), seconds) for seconds in (0.0, 19.0, 20.0, 21.0)] == [{}, {}, ended, ended]
+    now[0] = 1120.0
+    assert stopping.reason(seen(0.5), 0.0) == ended
 
 
 def test_what_a_stopped_run_has_left_to_do():

@@ -154,6 +154,36 @@ def test_server_state_is_mean_or_sum_over_all_clients(algorithm, server, client,
     assert_close(flat(state.server[server]), total / (5 if mean else 1))
 
 
+def test_scaffold_s_variate_by_examples_counts_every_client():
+    """With two of five clients a round c is sum_k (n_k / n) c_k over all five, n = 1 + 3 + 7 + 8 + 6 = 25; those that
+    have never taken part count with 0. So c moves by less than the mean over the two."""
+    algorithm = Scaffold(divisor="steps", variates="examples")
+    simulation = make_simulation(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02), sizes=(1, 3, 7, 8, 6))
+    state = play(simulation, 4)
+    sizes = [len(part) for part in simulation.stages[0].federation.parts]
+    assert sizes == [1, 3, 7, 8, 6]
+    assert len({sizes[client] for client in state.clients}) > 2
+    total = sum(sizes[client] / 25 * flat(kept["c"]) for client, kept in state.clients.items())
+    assert total.abs().max() > 1e-3
+    assert_close(flat(state.server["c"]), total)
+
+
+@pytest.mark.parametrize("divisor", ["steps", "effective"])
+def test_a_client_without_a_step_keeps_its_variate(divisor):
+    """Its gradient is not 0 but unknown: c_k <- c_k, and nothing to add to c. With a step c_k - c is added."""
+    algorithm = Scaffold(divisor=divisor, variates="uniform")
+    w, c = {"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([0.5, -0.25])}
+    ctx = Context(
+        {"params": w, "c": c}, {}, {"c": {"w": torch.tensor([2.0, 7.0])}}, {}, {}, 0.1, torch.tensor(0.0), LOCAL
+    )
+    message, kept = algorithm.finish(None, w, None, ctx)
+    assert kept["c"]["w"].tolist() == [2.0, 7.0]
+    assert message["change"]["w"].tolist() == [0.0, 0.0]
+    message, kept = algorithm.finish(None, w, None, replace(ctx, steps=torch.tensor(1.0)))
+    assert kept["c"]["w"].tolist() == [1.5, 7.25]  # it has not moved: the mean gradient is 0, so the change is -c
+    assert message["change"]["w"].tolist() == [-0.5, 0.25]
+
+
 # --- a strongly convex problem: softmax regression with weight decay, full batches, every client in every round
 
 # Each step contracts by at least 1 - lr * weight_decay = 0.9, each round of five steps by 0.59: 45 rounds by 5e-11.

@@ -139,6 +139,14 @@ def test_fedrs_by_hand():
     torch.testing.assert_close(loss, torch.tensor([np.log(4)], dtype=torch.float64))
 
 
+def test_fedrs_restricts_the_classes_without_an_example():
+    """One example is enough for a class to be there."""
+    simulation = make_simulation(FedRS(alpha=0.25))
+    info = replace(simulation.stages[0].federation, counts=np.array([[5, 1, 0], [0, 2, 0]]))
+    factors = [FedRS(alpha=0.25).host_plan(info, k, np.random.default_rng(0))["factor"].tolist() for k in (0, 1)]
+    assert factors == [[1.0, 1.0, 0.25], [0.25, 1.0, 0.25]]
+
+
 def test_fedssd_s_credibility_by_hand():
     """Of class 0, 3 of 4 are right and 1 is taken for class 1; of class 1, 1 of 2 and 1 for class 0; none of class 2.
     M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""

@@ -1,6 +1,7 @@
 """Named sweeps against the printed tables, and the names of runs."""
 
 import csv
+import functools
 import json
 import re
 import subprocess
@@ -26,11 +27,10 @@ from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training import memory
 from fedexp.training.memory import peak_memory
-from toy_federation import CONF, composed
+from toy_federation import CONF, composed, is_value
 
 SWEEPS = list_options("sweep", [CONF])
 TABLES = Path(compare.__file__).parent / "published" / "tables.csv"
-NEW = () if "test_views" in composed() else ("test_views",)  # an option that sweeps set and that is not there yet
 every_sweep = pytest.mark.parametrize("name", SWEEPS)
 
 
@@ -92,14 +92,38 @@ def test_truth_values_and_interpolations_as_hydra_notes_them():
     assert protocol_of(sweep, noted) == protocol_of(sweep, job) == []
 
 
+def jobs_with_new_values(name, seen):
+    """The jobs of a sweep with a value of an option that no job before had (`seen`, which grows). What belongs to an
+    option of a group, such as `algorithm.mu=1`, is new for each of these options."""
+    for overrides in launches(load(name), ["tracker=none"]):
+        for job in expand(overrides):
+            options = dict(text.split("=", 1) for text in job if not is_value(text))
+            values = {(options.get(text.partition(".")[0]), text) for text in job}
+            if not values <= seen:
+                seen |= values
+                yield job
+
+
+@functools.cache
+def jobs_with_values_of_their_own():
+    """Of each sweep the jobs with a value that no sweep before it has."""
+    seen = set()
+    return {name: list(jobs_with_new_values(name, seen)) for name in SWEEPS}
+
+
+@every_sweep
+def test_every_value_of_an_option_exists(name):
+    """It composes and is valid in the first job of all sweeps that has it; data are not loaded."""
+    for job in jobs_with_values_of_their_own()[name]:
+        build(composed(*job))
+
+
 @pytest.mark.slow
 @every_sweep
 def test_every_job_s_options_exist(name):
-    """Each value of an axis composes and is valid; data are not loaded."""
-    for overrides in launches(load(name), ["tracker=none"]):
-        jobs = list(expand([text for text in overrides if not text.startswith(NEW)]))
-        for job in (jobs[0], jobs[-1]):
-            build(composed(*job))
+    """Likewise in each sweep, whose other options may be others."""
+    for job in jobs_with_new_values(name, set()):
+        build(composed(*job))
 
 
 def test_overrides_restrict_axes_or_add_to_them():
@@ -151,7 +175,7 @@ def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
     """Hydra would merge both, and refuse the second round of the clients' data as an unknown key."""
     given = ["rounds=4", "schedule.partition={4:{name:sharding,shards_per_client:3}}"]
     (overrides,) = launches(load("fedntd_fig18"), given)
-    (job,) = expand([text for text in overrides if not text.startswith(NEW)])
+    (job,) = expand(overrides)
     assert composed(*job).schedule.partition == {4: {"name": "sharding", "shards_per_client": 3}}
     (own,) = launches(load("fedntd_fig18"), ["rounds=105"])
     assert list(composed(*next(expand(own))).schedule.partition) == [101]
@@ -417,7 +441,7 @@ def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
     texts = any("text" in override for override in job)
     changes = [*SMOKE, *(TEXTS if texts else IMAGES)]
     late = ("schedule.", "keep_local_models")  # in rounds that a run of one round has not
-    job = [text for text in job if not text.startswith((*NEW, *late))]
+    job = [text for text in job if not text.startswith(late)]
     config = composed(*job)
     if "lda" in str(config.partition._target_).lower():
         changes += ["alpha=10", "min_size=1"]

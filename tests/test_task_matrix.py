@@ -11,14 +11,14 @@ from test_report import make_run
 
 # Rows: after tasks 1, 2, 3. Columns: tasks 1, 2, 3.
 A = np.array([[0.75, 0.25, 0.0], [0.875, 0.5, 0.125], [0.25, 0.625, 1.0]])
-INITIAL = np.array([0.125, 0.125, 0.125])
+INITIAL = np.array([0.5, 0.125, 0.0625])
 BY_HAND = {
     "forgetting_from_best": ((0.875 - 0.25) + (0.5 - 0.625)) / 2,  # best before the end: 0.875, 0.5
     "forgetting_from_any": ((0.875 - 0.25) + (0.625 - 0.625)) / 2,
     "forgetting_from_learning": ((0.75 - 0.25) + (0.5 - 0.625)) / 2,
     "forgetting_over_tasks": ((0.75 - 0.25) + (0.875 - 0.625) + (1.0 - 1.0)) / 3,  # largest of each row: 0.75, 0.875, 1
     "backward_transfer": ((0.25 - 0.75) + (0.625 - 0.5)) / 2,
-    "forward_transfer": ((0.25 - 0.125) + (0.125 - 0.125)) / 2,
+    "forward_transfer": ((0.25 - 0.125) + (0.125 - 0.0625)) / 2,
     "average_incremental_accuracy": (0.75 + (0.875 + 0.5) / 2 + (0.25 + 0.625 + 1.0) / 3) / 3,
     "last_accuracy": (0.25 + 0.625 + 1.0) / 3,
 }
@@ -56,7 +56,7 @@ def finished(tmp_path):
             for t, row in enumerate(A, 1)]  # fmt: skip
     make_run(tmp_path / "streams", scenario="class_incremental", partition="shards", tasks=ends, task_forgetting=0.1875)
     make_run(tmp_path / "plain")
-    rows = [f"0,0,{s},0.125" for s in (1, 2, 3)]
+    rows = [f"0,0,{s},{b}" for s, b in enumerate(INITIAL, 1)]
     for t, row in enumerate(A, 1):
         rows += [f"{2 * t},{t},{s},{a}" for s, a in enumerate(row, 1)]
     (tmp_path / "streams" / files.TASKS).write_text("round,task,evaluated_task,accuracy\n" + "\n".join(rows) + "\n")

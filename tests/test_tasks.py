@@ -285,6 +285,34 @@ def test_dealing_shards(shards, clients, total):
     assert 2 * smallest <= len(dealt.server) <= 2 * largest
 
 
+@pytest.mark.parametrize("clients", [2, 3])
+def test_everybody_draws_shards_of_their_own(clients):
+    """Two of four shards of one example each, over 180 seeds. The draw of the server and, with three clients, for whom
+    there are too few, that of another client are independent of the first client's: of the six pairs of shards one has
+    no shard in common with it, four have one, one has both. So 30, 120 and 30 are expected, with deviations of 5, 6.3
+    and 5. Two clients share the four shards."""
+    numbers, first, server, second = np.arange(4), [], [], []
+    for seed in range(180):
+        dealt = surrogate(total_shards=4).deal(numbers, clients, np.random.default_rng(seed))
+        mine = set(dealt.clients[0].tolist())
+        first.append(tuple(sorted(mine)))
+        server.append(len(mine & set(dealt.server.tolist())))
+        second.append(len(mine & set(dealt.clients[1].tolist())))
+    assert len(set(first)) == 6
+    assert all(abs(first.count(pair) - 30) <= 20 for pair in set(first))
+    for common in (server, second) if clients == 3 else (server,):
+        assert all(abs(common.count(n) - expected) <= 20 for n, expected in enumerate((30, 120, 30)))
+    assert clients == 3 or set(second) == {0}
+
+
+def test_shards_are_cut_from_a_random_order():
+    """Two shards of two of four examples, one for each client: six halves, 30 of 180 each with a deviation of 5."""
+    deal = surrogate(shards=1, server_shards=1, total_shards=2).deal
+    halves = [tuple(deal(np.arange(4), 2, np.random.default_rng(seed)).clients[0].tolist()) for seed in range(180)]
+    assert len(set(halves)) == 6
+    assert all(abs(halves.count(half) - 30) <= 20 for half in set(halves))
+
+
 def test_dealing_what_is_not_there():
     with pytest.raises(ConfigError, match="150 examples cannot be cut into 200 shards"):
         surrogate().deal(np.arange(150), 100, rng())
