@@ -22,15 +22,21 @@ from fedexp.models.own import OwnModel
 from fedexp.models.pretrained import Timm
 from fedexp.training.rounds import play_round
 from test_continual import ADAPTED, TWO_TASKS, stream
-from toy_federation import LOCAL, Adapted, AdaptedNormed, advance, assemble, broadcast, make_simulation, play
+from toy_federation import (
+    LOCAL,
+    Adapted,
+    AdaptedNormed,
+    advance,
+    assemble,
+    assert_close,
+    broadcast,
+    make_simulation,
+    play,
+)
 
 LAYERS = ("backbone.0.1", "backbone.1.0")
 PILORA = PILoRA(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.25)
 PLAIN = replace(LOCAL, momentum=0.0, weight_decay=0.0, epochs=1)
-
-
-def assert_close(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def context(simulation, state, position=0):

@@ -29,11 +29,7 @@ from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
-from toy_federation import LOCAL, PLAIN, assemble, broadcast, describe, flat, make_simulation, play
-
-
-def assert_close(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+from toy_federation import LOCAL, PLAIN, assemble, assert_close, broadcast, describe, flat, make_simulation, play
 
 
 def random(*shape, seed=0):

@@ -18,14 +18,10 @@ from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
 from fedexp.training.rounds import play_round
-from toy_federation import LARGER, LOCAL, PLAIN, Normed, advance, assemble, flat, make_simulation, play
+from toy_federation import LARGER, LOCAL, PLAIN, Normed, advance, assemble, assert_close, flat, make_simulation, play
 
 SIZES = (7, 12, 10)
 PROTO = FedProto(lambda_=0.7)
-
-
-def assert_close(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def leaves(params):

@@ -18,15 +18,11 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from test_continual import EMBEDDINGS, LANDER_LIVE, TWO_TASKS
-from toy_federation import LOCAL, Normed, make_simulation, play
+from toy_federation import LOCAL, Normed, assert_close, make_simulation, play
 
 PIXELS = Pixels((1, 6, 6), (0.4,), (0.3,))
 LANDER_ = LANDER(**LANDER_LIVE | dict(alpha_cur=0.2, alpha_pre=0.4))
 MADE = dict(warmup=1, batches=5, batch_size=12, steps=3, lr=0.05, width=3, ltc=0.5, radius=0.2, student_steps=2)
-
-
-def assert_close(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def stream(embeddings="random", **changes):

@@ -20,11 +20,19 @@ from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.sequential import load_start
 from test_continual import TWO_TASKS
-from toy_federation import LARGER, LOCAL, Normed, advance, assemble, broadcast, flat, make_simulation, play, play_round
-
-
-def assert_close(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+from toy_federation import (
+    LARGER,
+    LOCAL,
+    Normed,
+    advance,
+    assemble,
+    assert_close,
+    broadcast,
+    flat,
+    make_simulation,
+    play,
+    play_round,
+)
 
 
 def context(simulation, rounds, position):
@@ -82,8 +90,8 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
 @pytest.mark.parametrize("share", [1000.0, 1.03, 0.97])
 def test_fedala_s_search_ends_by_the_population_deviation(share):
     """Eleven passes or more, until the last ten losses have sqrt(mean of squares about their mean) below the threshold:
-    here far above theirs at the first look, a little above and a little below. With 9 as divisor it would be 5.4 % more.
-    Four examples, one batch; the loss of a pass is that before its step."""
+    here far above theirs at the first look, a little above and a little below. With 9 as divisor it would be 5.4 %
+    more. Four examples, one batch; the loss of a pass is that before its step."""
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     y, shapes = torch.tensor([0, 1, 2, 0]), {heads.WEIGHT: (4, 3), heads.BIAS: (4,)}

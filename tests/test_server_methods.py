@@ -23,6 +23,7 @@ from toy_federation import (
     SoftmaxRegression,
     advance,
     assemble,
+    assert_close,
     broadcast,
     describe,
     flat,
@@ -32,10 +33,6 @@ from toy_federation import (
 )
 
 EQUAL = (8, 8, 8, 8)
-
-
-def assert_close(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def one_round(algorithm, rounds=2, **changes):

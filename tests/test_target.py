@@ -15,15 +15,11 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from test_continual import TWO_TASKS
-from toy_federation import LOCAL, Normed, make_simulation, play
+from toy_federation import LOCAL, Normed, assert_close, make_simulation, play
 
 PIXELS = Pixels((1, 6, 6), (0.4,), (0.3,))
 SMALL = dict(batches=2, batch_size=4, steps=3)
 TARGET_ = TARGET(kd=5.0, temperature=2.0, lr_generator=0.05, width=3, **SMALL)
-
-
-def assert_close(actual, expected, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def stream(**changes):

@@ -267,6 +267,11 @@ def play(simulation: Simulation, rounds: int = 3) -> State:
     return state
 
 
+def assert_close(actual: Any, expected: Any, atol: float = 1e-12) -> None:
+    """Tensors, or trees of them, whose entries differ by at most `atol`."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
 def flat(params: Params) -> torch.Tensor:
     """All parameters as one vector."""
     return torch.cat([params[name].flatten() for name in sorted(params)])
