@@ -80,6 +80,11 @@ def test_a_group_within_another_is_left_out():
     assert found.cliques == [(0, 2)]
 
 
+def test_the_critical_difference_itself_is_a_difference():
+    """Demsar (JMLR 2006), section 3.2.2: mean ranks that differ by at least the critical difference."""
+    assert Comparison(("a", "b", "c"), (1.0, 1.5, 2.0), 5, 0.01, 1.0).cliques == [(0, 1), (1, 2)]
+
+
 # --- the report
 
 

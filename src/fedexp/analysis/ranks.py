@@ -27,11 +27,11 @@ class Comparison:
 
     @property
     def cliques(self) -> list[tuple[int, int]]:
-        """Return the largest groups of methods that do not differ: first and last place of each, groups of one left
-        out."""
+        """Return the largest groups of methods that do not differ, by less than the critical difference: first and last
+        place of each, groups of one left out."""
         found: list[tuple[int, int]] = []
         for first, rank in enumerate(self.ranks):
-            last = max(i for i, other in enumerate(self.ranks) if other - rank <= self.critical_difference)
+            last = max(i for i, other in enumerate(self.ranks) if other - rank < self.critical_difference)
             if last > first and (not found or last > found[-1][1]):
                 found.append((first, last))
         return found

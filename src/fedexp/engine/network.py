@@ -189,7 +189,8 @@ class LiveNetwork(FunctionalNetwork):
 
 @contextlib.contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Seed torch's global generator for a while, such as for initialisation or dropout; restored afterwards."""
+    """Seed torch's global generators for a while, such as for initialisation or dropout. That of the CPU is restored
+    afterwards; those of GPUs, from which nothing else draws, keep what was left."""
     with torch.random.fork_rng(devices=[]):
         if torch.cuda.is_available():
             torch.manual_seed(seed)
