@@ -13,6 +13,8 @@ from fedexp.analysis import report
 from fedexp.analysis.aggregate import mark
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
+from fedexp.core.npz import save_npz
+from fedexp.data.partition_file import read_clients
 from fedexp.figures.load import load_run
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
@@ -169,6 +171,14 @@ def test_kept_runs_as_run_directories(tmp_path, capsys):
     assert RunDirectory(out / "b" / "other").values("test_accuracy") == before["one"]
     assert report.main([str(out), "--out", str(tmp_path / "all")]) == 0
     assert len(pd.read_csv(tmp_path / "all.csv")) == 3
+
+
+def test_a_restored_partition_is_no_partition_to_train_on(tmp_path):
+    """Its indices 0, 1, ... only stand in for those that were not kept."""
+    kept = {"counts": [[1, 1], [0, 2]], "classes": ["a", "b"], "info": {"scheme": "LDA"}, "hash": "abc"}
+    save_npz(tmp_path / "partition.npz", **evidence.arrays_of(kept))
+    with pytest.raises(ConfigError, match=r"partition\.npz: has the counts of a run that was restored, and no indices"):
+        read_clients(tmp_path / "partition.npz")
 
 
 def test_what_cannot_be_restored(tmp_path, capsys):

@@ -38,7 +38,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return completed, diverged, failed, damaged, running or unfinished."""
+        """Return completed, stopped, diverged, failed, damaged, running or unfinished."""
         return self._reader.status
 
     @property

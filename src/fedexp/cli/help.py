@@ -22,7 +22,7 @@ Common knobs (defaults: conf/config.yaml and the dataset's own; `fedexp --cfg jo
   local.epochs=5                  local.batch_size=50       local.lr=0.01           local.lr_decay=0.99
   local.optimizer=sgd             adam, adamw, adagrad ...  local.schedule=cosine   or exponential, step, constant
   server.optimizer=yogi           sgd, adam, adagrad        server.lr=0.01          of the server
-  local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout
+  local.momentum=0.9              local.weight_decay=1e-5   augment=false           no crop, flip, cutout, rotation
   public.fraction=0.025           examples for the server   public.balanced=false   at random
   surrogate.dataset=caltech256    unlabelled examples, or   surrogate.fraction=0.2  a part of the training data
   scenario.rounds_per_task=20     in continual learning (scenario=class_incremental, domain_incremental, rotations)

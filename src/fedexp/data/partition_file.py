@@ -11,6 +11,7 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
 from fedexp.data.partition import Partitioner
+from fedexp.data.partitioned import NOT_KEPT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,18 @@ def _from_saved(path: Path, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray
     whole = sizes.ndim == indices.ndim == 1 and sizes.dtype.kind in "iu" and not (sizes < 0).any()
     if not whole or sum(sizes.tolist()) != len(indices):
         raise ConfigError(f"{path}: damaged, sizes and indices do not belong together")
+    if _has_counts_alone(arrays):
+        raise ConfigError(f"partition.path={path}: has the counts of a run that was restored, and no indices")
     return np.split(indices, np.cumsum(sizes)[:-1])
+
+
+def _has_counts_alone(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Return whether a partition.npz says that its indices only stand in for those of a run that are not kept."""
+    try:
+        info = json.loads(str(arrays["info"])) if "info" in arrays else {}
+    except ValueError:
+        return False
+    return isinstance(info, dict) and info.get("indices") == NOT_KEPT
 
 
 def _read_json(path: Path) -> Any:

@@ -14,6 +14,7 @@ from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 
+NOT_KEPT = "not kept"  # `indices` in the info of a partition of which only the counts were kept
 CHANGED = "partition_from_round"  # begin of the file names of partitions that a run changes to
 
 

@@ -28,6 +28,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.core.views import VIEWS, file_of
 from fedexp.data.partitioned import (
+    NOT_KEPT,
     changed_partition,
     changed_partitions,
     later_partitions,
@@ -278,7 +279,7 @@ def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
         "counts": counts,
         "hash": np.array(partition_hash(np.split(indices, np.cumsum(sizes)[:-1]))),
         "classes": np.array(kept["classes"], dtype=str),
-        "info": np.array(json.dumps(kept["info"] | {"indices": "not kept", "hash": kept["hash"]})),
+        "info": np.array(json.dumps(kept["info"] | {"indices": NOT_KEPT, "hash": kept["hash"]})),
     }
 
 

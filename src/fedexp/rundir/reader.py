@@ -210,8 +210,8 @@ class RunDirectory:
 
     @cached_property
     def status(self) -> str:
-        """completed | diverged | failed | damaged | running | unfinished. A run that is over is damaged where a file
-        that the tables need is not whole, and any where summary.json is not."""
+        """completed | stopped | diverged | failed | damaged | running | unfinished. A run that is over is damaged where
+        a file that the tables need is not whole, and any where summary.json is not."""
         if self.has(files.SUMMARY):
             whole = "status" in self.summary and not (self.over and self.problems)
             return str(self.summary["status"]) if whole else DAMAGED
