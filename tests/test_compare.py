@@ -222,6 +222,17 @@ def test_rounds_to_fedavg_s_accuracy_and_speed_up(tmp_path):
     assert rows == {"rounds_to_A": 2, "speedup": 2}
 
 
+def test_a_fedavg_run_that_diverged_lowers_no_target(tmp_path):
+    """FedAvg ends at 0.5 in the run that did not diverge, which FedKA reaches after 2 rounds, not after 1."""
+    make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg", "seed=0"], [0.2, 0.3, 0.4, 0.5], seed=0)
+    failed = ["experiment=fedka/cifar10", "algorithm=fedavg", "seed=1"]
+    make_run(tmp_path, failed, [0.1, 0.1], status="diverged", seed=1)
+    make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedka"], [0.4, 0.55, 0.6, 0.6])
+    table = cells(tmp_path, "fedka_table2")
+    rows = {m: one(table, dataset="CIFAR-10", method="FedKA", metric=m)["mean"] for m in ("rounds_to_A", "speedup")}
+    assert rows == {"rounds_to_A": 2, "speedup": 2}
+
+
 def test_accuracy_after_a_task_and_at_a_round(tmp_path):
     """CFeD Table 1, Class-T: the mean after the second task stands in column T1, after the third in T2."""
     ends = [{"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)]

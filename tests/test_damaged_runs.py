@@ -234,6 +234,16 @@ def test_what_no_number_gives_away_is_seen(sweep):
     assert RunDirectory(job).finished
 
 
+def test_a_column_of_one_s_own_may_be_called_an_accuracy(sweep):
+    job = sweep / "hurt"
+    table = pd.read_csv(job / "rounds.csv")
+    table.assign(accuracy_drop=-0.5).to_csv(job / "rounds.csv", index=False)
+    assert not RunDirectory(job).problems
+    table.assign(in_local_accuracy=-0.5).to_csv(job / "rounds.csv", index=False)
+    (problem,) = RunDirectory(job).problems
+    assert problem.reason == "has -0.5 in the column in_local_accuracy, which is no accuracy"
+
+
 def test_a_marker_or_lock_that_is_damaged_is_none(sweep):
     for content in (b"", b"[", b"[]", b'{"sweep": 3}', b"\xff\xfe"):
         (sweep / "sweep.json").write_bytes(content)

@@ -181,6 +181,33 @@ def test_a_restored_partition_is_no_partition_to_train_on(tmp_path):
         read_clients(tmp_path / "partition.npz")
 
 
+@pytest.mark.parametrize("note", ["../one", "../../group/t/one"])
+def test_a_run_that_stands_for_a_job_from_no_other_sweep_beside_it_is_kept_as_a_copy(note, tmp_path):
+    """A note that the files of other sweeps cannot keep must not make them all unreadable."""
+    sweep = tmp_path / "multirun" / "a"
+    job = sweep / "two"
+    run_directory((job / note).parent / "one", COMMITTED["fedntd_table1"][0])
+    run_directory(job, COMMITTED["fedntd_table1"][0])
+    for name in ("summary.json", "rounds.csv"):
+        (job / name).unlink()
+    (job / "elsewhere.json").write_text(json.dumps({"run": note}))
+    (job / ".hydra" / "overrides.yaml").write_text("[seed=7]")
+    evidence.keep_runs(sweep)
+    kept = evidence.read(sweep / "runs" / "two.json.xz")
+    assert (kept["overrides"], "elsewhere" in kept) == (["seed=7"], False)
+    with evidence.with_kept(sweep) as source:
+        assert RunDirectory(source / "two").finished
+
+
+def test_what_is_restored_is_as_open_as_what_the_user_makes(tmp_path):
+    sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"
+    run_directory(sweep / "one", COMMITTED["fedntd_table1"][0])
+    evidence.keep_runs(sweep)
+    (tmp_path / "usual").mkdir()
+    evidence.restore(sweep, out)
+    assert out.stat().st_mode == (out / "one").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
 def test_what_cannot_be_restored(tmp_path, capsys):
     """A directory that exists, a damaged file and a sweep without files: one line each, and nothing is written."""
     sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"

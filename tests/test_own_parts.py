@@ -12,7 +12,7 @@ from fedexp.config.build import make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
-from fedexp.metrics.forgetting_metric import ForgettingMetric
+from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from toy_federation import AUGMENTATION, PAIR, make_simulation, play
@@ -99,7 +99,7 @@ def test_a_key_of_the_summary_is_not_replaced(name, tmp_path):
     with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
         run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
-    assert len(rows) == 2, "said before the first round"
+    assert len(rows) == 2, "said in the first round, of two"
 
 
 @pytest.mark.parametrize("name", ["client", "examples", "steps", "train_loss"])
@@ -119,6 +119,21 @@ def test_names_of_its_own_are_kept(tmp_path):
 def test_a_column_that_comes_later_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"rounds\.csv: its columns must be the same in every round; changed: late"):
         run(tmp_path / "run", Own(columns=("late",), from_round=1))
+
+
+class Gain(Own):
+    def summary(self, history):
+        return {"gain": max(float(accuracy.mean()) for accuracy in history.class_accuracy[1:])}
+
+
+def test_a_summary_is_asked_for_of_trained_rounds_alone(tmp_path):
+    assert run(tmp_path / "run", Gain(columns=("mine",), needs_local=False), eval_interval=2).status == "completed"
+
+
+def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
+    """Both are nan until the second round."""
+    with pytest.raises(ConfigError, match=r"two metrics give forgetting, as .* and 1\.0; rename that of your own"):
+        run(tmp_path / "run", Metrics((BackwardTransfer(), Own(columns=("forgetting",), from_round=0))))
 
 
 # --- a data set
@@ -148,6 +163,7 @@ class Given(Dataset):
         ({"y_train": LABELS.astype(np.int32)}, r"y_train is int32 of shape \[4\]; must be int64 labels \[N\]"),
         ({"y_test": LABELS[:, None]}, r"y_test is int64 of shape \[4, 1\]; must be int64 labels \[N\]"),
         ({"classes": None, "y_test": None}, "`read` returns no y_test, classes"),
+        ({"y_train": [0, 1, 0, 1]}, r"y_train is a list; must be int64 labels \[N\]"),
     ],
 )
 def test_arrays_of_the_wrong_kind_are_refused(changed, message):
@@ -178,6 +194,8 @@ class Fixed(Partitioner):
         ([[-1], [2]], r"gives example -1; there are 0\.\.3"),
         ([[0, 1], [2, 1]], "gives example 1 to more than one client"),
         ([[0, 0], [2]], "gives example 0 twice to client 0"),
+        (None, "gives no list of numbers of examples for each client"),
+        ([[[0], [1, 2]], [3]], "gives no list of numbers of examples for each client"),
     ],
 )
 def test_parts_that_no_client_can_train_on_are_refused(parts, message):

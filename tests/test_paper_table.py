@@ -7,7 +7,7 @@ import pytest
 
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.compare import load_runs
-from fedexp.analysis.paper_table import Layout, escape, latex, ordered
+from fedexp.analysis.paper_table import Layout, escape, form, is_accuracy, latex, less_is_better, ordered
 from fedexp.analysis.report import main
 from fedexp.core.errors import ConfigError
 from test_sweep_figures import make_run
@@ -100,6 +100,16 @@ def test_what_looks_equal_is_equally_bold(tmp_path):
     text = latex(load_runs(tmp_path), Layout(metrics=("accuracy",)))
     assert [row[1] for row in body(text)][1:] == [r"\textbf{70.00}", r"\textbf{70.00}", "60.00"]
     assert "One seed; best in bold." in text
+
+
+def test_which_numbers_are_accuracies_and_which_are_better_when_small():
+    accuracies = ("accuracy", "best_accuracy", "accuracy_augmented", "personal_accuracy_worst_augmented")
+    small = ("forgetting", "forgetting_augmented", "forgetting_degree", "personal_forgetting_worst", "test_loss")
+    assert all(map(is_accuracy, (*accuracies, "personal_accuracy_std")))
+    assert all(map(less_is_better, (*small, "personal_accuracy_std")))
+    assert not any(map(is_accuracy, small))
+    assert not any(map(less_is_better, accuracies))
+    assert [form(0.5, name) for name in ("accuracy_augmented", "forgetting_augmented")] == ["50.00", "0.500"]
 
 
 def test_a_single_method_is_not_the_best_of_any(tmp_path):

@@ -42,7 +42,7 @@ def test_both_readings_of_a_printed_value_stand_in_rows_of_their_own(tmp_path):
     assert "196 printed values: 194 not run" in text
     # 0.49 and 3.49 points from the print; both forget 0 of the printed 0.6.
     (line,) = [line for line in text.splitlines() if line.startswith("| MOON | MOON: 1 of 1")]
-    assert "MOON: 0.49, MOON (mu=0.1, released): 3.49" in line
+    assert "MOON: 1 of 1, MOON (mu=0.1, released): 0 of 1 | MOON (mu=0.1, released): 3.49 beside 0.49 |" in line
 
 
 def test_a_reading_of_all_clients_has_a_row_where_it_was_run(tmp_path):
@@ -73,6 +73,27 @@ def test_the_closer_of_two_readings_is_named_where_a_third_was_not_run(tmp_path)
     for name in ("FedNova", "FedNova (released clients)"):
         assert one(table, **S2, method=name)["closest"] == closer
     assert one(table, **S2, method="FedNova (variant=ccvr_frozen, released)")["closest"] == ""
+
+
+def test_readings_are_compared_in_the_cells_in_which_both_were_run(tmp_path):
+    """MOON at s=2 is printed as 38.51. The mean of the first reading over both columns is no match for the other's."""
+    other = "experiment=fedntd/cifar10_s3"
+    for setting, accuracy in ((SETTING, 0.3951), (other, 0.1)):  # 1 point from the print, and far
+        make_run(tmp_path / "fedntd_table1", [setting, "algorithm=moon"], [accuracy])
+    make_run(tmp_path / "fedntd_table1_released", [SETTING, "algorithm=moon", "algorithm.mu=0.1"], [0.4051])
+    _, text = report(tmp_path / "fedntd_table1", "fedntd_table1")
+    (line,) = [line for line in text.splitlines() if line.startswith("| MOON | MOON: 1 of 1")]
+    assert "MOON (mu=0.1, released): 2.00 beside 1.00 |" in line
+
+
+def test_two_other_readings_are_compared_where_the_first_was_not_run(tmp_path):
+    make_run(tmp_path / "fedntd_table1_released", [SETTING, "algorithm=moon", "algorithm.mu=0.1"], [0.42])
+    given = ["partition.numpy_seed=19940817", "cohorts.draw=round"]
+    make_run(tmp_path / "fedntd_table1_clients", [SETTING, "algorithm=moon", *given], [0.38])
+    make_run(tmp_path / "fedntd_table1", [SETTING, "algorithm=fedavg"], [0.4])
+    _, text = report(tmp_path / "fedntd_table1", "fedntd_table1")
+    line = next(line for line in text.splitlines() if line.startswith("| MOON | MOON (released clients): 1 of 1"))
+    assert "MOON (mu=0.1, released): 0 of 1" in line
 
 
 def test_a_reading_whose_runs_are_kept_as_files_stands_in_the_table(tmp_path):

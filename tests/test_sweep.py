@@ -353,6 +353,23 @@ def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
     assert (left, counts) == ("left: ? (no measured round)", "2 jobs: 0 done, 2 new")
 
 
+def test_a_run_that_its_options_have_ended_is_done_for_those_options_alone(tmp_path):
+    why = {"by": "minutes", "minutes": 1.0}
+    summary = {"status": "stopped", "stopped": why, "rounds": 3, "algorithm": "fedavg", "dataset": "digits"}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"accuracy": 0.5, "best_accuracy": 0.5}))
+    (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.5\n2,0.5\n3,0.5\n")
+    (tmp_path / "class_accuracy.csv").write_text("round,class,accuracy\n0,0,0.1\n1,0,0.5\n2,0,0.5\n3,0,0.5\n")
+    (tmp_path / "config.yaml").write_text("{choices: {}, rounds: 9}\n")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("[]\n")
+
+    def found(minutes):
+        return preview.status(Planned(tmp_path, composed("tracker=none", f"stop.minutes={json.dumps(minutes)}")))
+
+    assert (RunDirectory(tmp_path).problems, RunDirectory(tmp_path).status) == ([], "stopped")
+    assert [found(minutes) for minutes in (1.0, None, 2.0)] == ["stopped", *["interrupted at 3"] * 2]
+
+
 def test_peak_memory_counts_the_processes_of_a_run():
     """A child that holds 64 MB more raises it by about as much."""
     program = "import sys; held = b'x' * 64_000_000; print(len(held), flush=True); sys.stdin.read()"

@@ -8,6 +8,9 @@ import pytest
 import yaml
 from helpers import SMALL, assert_same_run
 
+from fedexp.core.errors import ConfigError
+from fedexp.training import extension
+
 RUN = ("algorithm=scaffold", *SMALL)
 
 
@@ -50,6 +53,14 @@ def test_a_rate_that_falls_to_the_last_round_keeps_its_rounds(fedexp, tmp_path):
     answer = fedexp("resume=run", "rounds=4")
     assert (answer.code, "local.schedule=cosine, whose learning rates are those of 2 rounds" in answer.err) == (2, True)
     assert (tmp_path / "run/config.yaml").read_bytes() == before
+
+
+def test_an_interrupted_run_is_not_given_the_rounds_that_it_has(tmp_path):
+    """It was to have nine and is at two: with rounds=2 there would be nothing to go on with."""
+    (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
+    with pytest.raises(ConfigError, match="rounds=2: the run there is at round 2 already; more can be asked for"):
+        extension.check(tmp_path, {"rounds": 9}, {"rounds": 2})
+    extension.check(tmp_path, {"rounds": 9}, {"rounds": 3})
 
 
 @pytest.mark.slow

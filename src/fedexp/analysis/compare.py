@@ -313,6 +313,10 @@ class Context:
                 fedavg += [other] if self.protocol(other) == protocol else []
         if not fedavg:
             return None
+        accuracy = {"value": "accuracy"}
+        fedavg = [other for other, _ in counted(self, [(other, accuracy) for other in fedavg]) if not other.diverged]
+        if not fedavg:
+            return None
         ends = [other.summary["accuracy" if "accuracy" in other.summary else "validation_accuracy"] for other in fedavg]
         rounds = rounds_to(run, float(np.mean(ends)))
         if rounds is None:

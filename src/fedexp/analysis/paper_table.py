@@ -224,17 +224,24 @@ def shown_rank(cell: Cell, metric: str) -> float:
 
 def form(value: float, metric: str) -> str:
     """Return a number as papers print it: accuracies in per cent."""
-    return f"{100 * value:.2f}" if metric.endswith("accuracy") else f"{value:.3f}"
+    return f"{100 * value:.2f}" if is_accuracy(metric) else f"{value:.3f}"
+
+
+def is_accuracy(metric: str) -> bool:
+    """Tell whether a key of summary.json is an accuracy, its worst or its deviation over clients, in whatever view."""
+    return re.sub("(_worst|_std)?(_augmented)?$", "", metric).endswith("accuracy")
 
 
 def less_is_better(metric: str) -> bool:
-    return metric.endswith(("forgetting", "loss", "seconds", "rounds", "bytes"))
+    name = metric.removesuffix("_augmented")
+    ends = ("forgetting", "forgetting_degree", "loss", "seconds", "rounds", "bytes")
+    return name.endswith("_std") or name.removesuffix("_worst").endswith(ends)
 
 
 def title_of(metric: str) -> str:
     """Return the head of a metric's column."""
     words = metric.replace("_", " ").capitalize()
-    return escape(f"{words} (%)" if metric.endswith("accuracy") else words)
+    return escape(f"{words} (%)" if is_accuracy(metric) else words)
 
 
 def label(keys: Sequence[str], values: Key) -> str:

@@ -5,9 +5,11 @@ first reading, as `MOON (mu=0.1, released)`; they are never averaged, and the cl
 reading that changes no option of the method, but the clients or the cohorts of all, has a row where it was run.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pandas as pd
 
 from fedexp.analysis import compare
@@ -90,33 +92,44 @@ def explained(tidy: pd.DataFrame) -> int:
     return sum(tuple(key) in within for key in mine[KEY].to_numpy().tolist())
 
 
-def distances(tidy: pd.DataFrame, cells: pd.DataFrame) -> pd.Series:
-    """Return reading -> mean distance from the print over these cells of the first reading of a method."""
-    place = [name for name in KEY if name != "method"]
-    method = str(cells["method"].iloc[0])
-    mine = (tidy["method"] == method) | tidy["method"].str.startswith(f"{method} (")
-    same = tidy[mine].merge(cells[place].drop_duplicates(), on=place)
-    return same["difference"].astype(float).abs().groupby(same["method"], sort=False).mean()
+def distances(mine: pd.DataFrame, name: str) -> tuple[float, float, int]:
+    """Return the mean distance from the print of one reading and of the first, in the cells in which both were run, and
+    the number of these. mine: the rows of a method and metric that were run in full."""
+    place = [column for column in KEY if column != "method"]
+    parts = [mine[mine["method"] == name], mine[mine["reading"] == ""]]
+    own, base = (part.set_index(place)["difference"].astype(float).abs().to_dict() for part in parts)
+    both = [(own[cell], base[cell]) for cell in own if cell in base]
+    far, first_far = np.array(both).mean(0) if both else (math.nan, math.nan)
+    return float(far), float(first_far), len(both)
 
 
 def sections(tidy: pd.DataFrame) -> list[Section]:
-    """Return which reading of a method is closer to the print under the paper's rule, in how many of its cells, and how
-    far from the print each is in the mean; [] where no cell has been run in all its readings."""
-    known = first(tidy)
-    known = known[known["closest"] != ""] if "closest" in known else known[:0]
+    """Return which reading of a method is closer to the print under the paper's rule, in how many of the cells in which
+    it was run, and how far from the print each is in the mean, beside the first reading in the same cells; [] where no
+    cell has been run in two readings."""
+    known = tidy[tidy["closest"].fillna("") != ""] if "closest" in tidy else tidy[:0]
     if not len(known):
         return []
+    known = known.fillna({"reading": ""})
+    ends = [f" ({how})" if how else "" for how in known["reading"]]
+    known = known.assign(base=[name.removesuffix(end) for name, end in zip(known["method"], ends, strict=True)])
     rows: dict[str, dict[str, str]] = {}
-    for (method, metric), group in known.groupby(["method", "metric"], sort=False):
-        count = Counter(group["closest"])
-        rows.setdefault(str(method), {})[str(metric)] = ", ".join(
-            f"{name}: {n} of {len(group)}" for name, n in count.most_common()
-        )
-        far = distances(tidy, group).sort_values(kind="stable")
-        unit = str(group["unit"].iloc[0])
-        rows[str(method)][f"{metric}, mean distance"] = ", ".join(
-            f"{name}: {number(value, unit, str(metric))}" for name, value in far.items()
-        )
+    for (method, metric), group in known.groupby(["base", "metric"], sort=False):
+        won = Counter(name for name, closest in zip(group["method"], group["closest"], strict=True) if name == closest)
+        run = Counter(group["method"])
+        names = sorted(run, key=lambda name: -won[name])
+        row = rows.setdefault(str(method), {})
+        row[str(metric)] = ", ".join(f"{name}: {won[name]} of {run[name]}" for name in names)
+        row[f"{metric}, mean distance"] = ", ".join(filter(None, (apart(group, name) for name in names)))
     return [
         Section("Readings of a printed value: the closer one", pd.DataFrame.from_dict(rows, orient="index").fillna(""))
     ]
+
+
+def apart(group: pd.DataFrame, name: str) -> str:
+    """Return in words how far a reading is from the print, and the first reading in the same cells."""
+    far, first_far, cells = distances(group, name)
+    if not cells or name == group["base"].iloc[0]:
+        return ""
+    unit, metric = str(group["unit"].iloc[0]), str(group["metric"].iloc[0])
+    return f"{name}: {number(far, unit, metric)} beside {number(first_far, unit, metric)}"

@@ -18,6 +18,7 @@ from fedexp.cli.arguments import literal
 from fedexp.config.build import build, resolve
 from fedexp.config.run_names import run_name
 from fedexp.core.errors import ConfigError
+from fedexp.core.settings import Stop
 from fedexp.core.views import VIEWS, file_of, views_of
 from fedexp.data.partitioned import later_partitions
 from fedexp.rundir import files
@@ -27,6 +28,7 @@ from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.wholeness import OVER as OVER
 from fedexp.trackers.progress import duration
+from fedexp.training.stopping import is_over
 
 # What two runs must share for a round of one to take as long as a round of the other; then what may differ.
 WORK = ("dataset", "model", "local.epochs", "local.batch_size", "local.optimizer", "num_clients", "participation",
@@ -151,9 +153,16 @@ def status(job: Planned) -> str:
         return "running"
     directory = noted(job.directory) or job.directory
     run = RunDirectory(directory)
-    if run.has(files.SUMMARY):
+    if run.has(files.SUMMARY) and not is_to_go_on(job, run):
         return run.status
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
+
+
+def is_to_go_on(job: Planned, run: RunDirectory) -> bool:
+    """Return whether a run ended by its options, such as `stop.minutes`, and those of the job let it go on."""
+    if run.status != "stopped" or job.resolved is None:
+        return False
+    return not is_over(run.summary, Stop(**(job.resolved.get("stop") or {})), resumed=False)
 
 
 def known_runs(jobs: Sequence[Planned]) -> tuple[list[Measured], set[Path]]:

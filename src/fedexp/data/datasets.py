@@ -89,8 +89,9 @@ class Dataset(DataSource):
     def _check(self, split: str, x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
         wanted = {"x": (x, np.uint8, 4, "images [N, height, width, channels]"), "y": (y, np.int64, 1, "labels [N]")}
         for letter, (array, kind, axes, what) in wanted.items():
-            if array.dtype != kind or array.ndim != axes:
-                made = f"{array.dtype} of shape {[*array.shape]}"
+            given = isinstance(array, np.ndarray)
+            if not given or array.dtype != kind or array.ndim != axes:
+                made = f"{array.dtype} of shape {[*array.shape]}" if given else f"a {type(array).__name__}"
                 raise ConfigError(f"dataset={self.name}: {letter}_{split} is {made}; must be {kind.__name__} {what}")
         if len(x) == 0 or len(x) != len(y):
             raise ConfigError(f"dataset={self.name}: the {split} data have {len(x)} images and {len(y)} labels")

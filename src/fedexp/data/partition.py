@@ -55,7 +55,13 @@ class Partitioner:
 
     def _checked(self, parts: Iterable[np.ndarray], examples: int, num_clients: int) -> list[np.ndarray]:
         """Return the parts as arrays. Raises ConfigError for what an own scheme may give and no client can train on."""
-        arrays, scheme = [np.asarray(part) for part in parts], type(self).__name__
+        scheme = type(self).__name__
+        try:
+            arrays = [np.asarray(part) for part in parts]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"partition: {scheme} gives no list of numbers of examples for each client ({error})"
+            ) from error
         if len(arrays) != num_clients:
             raise ConfigError(f"partition: {scheme} gives {plural(len(arrays), 'client')}, num_clients={num_clients}")
         for client, part in enumerate(arrays):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.core.errors import require
+from fedexp.core.errors import ConfigError, require
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_mean
 from fedexp.metrics.history import History
@@ -196,12 +196,15 @@ class Alignment(ForgettingMetric):
 
 
 def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge to one dict; a key that comes twice must have the same value (nan equals nan)."""
+    """Merge to one dict; a key that comes twice must have the same value (nan equals nan). Raises ConfigError else, as
+    where a metric of a user's own gives a value the name of another one."""
     merged: dict[str, Any] = {}
     for result in results:
         for key, value in result.items():
             if not np.array_equal(merged.setdefault(key, value), value, equal_nan=True):
-                raise ValueError(f"two forgetting metrics disagree on '{key}': {merged[key]} and {value}")
+                raise ConfigError(
+                    f"forgetting_metric: two metrics give {key}, as {merged[key]} and {value}; rename that of your own"
+                )
     return merged
 
 

@@ -64,11 +64,15 @@ def pack(directory: Path) -> bytes | None:
     summary, note = finished_summary(directory), directory / NOTE
     overrides = yaml.safe_load((directory / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
     value: dict[str, Any] = {"format": FORMAT, "overrides": portable(overrides)}
-    if summary is None and not note.exists():
-        return None
     if summary is None:
-        value["elsewhere"] = json.loads(note.read_text(encoding="utf-8"))["run"]
-    else:
+        if not note.exists():
+            return None
+        value["elsewhere"] = str(json.loads(note.read_text(encoding="utf-8"))["run"])
+        if not NOTED.fullmatch(value["elsewhere"]):  # of the same sweep, or of one that lies elsewhere: a copy of it
+            directory = directory / value.pop("elsewhere")
+            if (summary := finished_summary(directory)) is None:
+                return None
+    if summary is not None:
         paths = [directory / files.PARTITION, *later_partitions(directory), *changed_partitions(directory).values()]
         started = {key: value for key, value in origin.read(directory).items() if key != "directory"}
         value |= {
@@ -214,7 +218,9 @@ def restore(sweep: Path, target: Path) -> list[Path]:
             unpack(source, copy)
             own = yaml.safe_dump(values[directory.name]["overrides"], allow_unicode=True)
             (copy / files.OVERRIDES).write_text(own, encoding="utf-8")
-        shutil.copytree(temporary, target, dirs_exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)  # not a copy of the temporary one, which nobody else may read
+        for directory in made:
+            shutil.copytree(Path(temporary) / directory.name, directory)
     return list(made)
 
 

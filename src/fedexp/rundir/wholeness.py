@@ -94,6 +94,16 @@ SUMMARY: Mapping[str, Callable[[object], bool]] = {
 }
 REQUIRED = ("algorithm", "dataset", "rounds")  # of a run that is over
 RESULTS = ("accuracy", "best_accuracy")  # likewise, on the test set or on the validation set
+LOCAL = (
+    "in_local_accuracy",
+    "out_local_accuracy",
+    "global_in_accuracy",
+    "global_out_accuracy",
+    "personal_local_accuracy",
+)
+COLUMNS = (*SHARES, *LOCAL, "test_accuracy", "personal_accuracy_worst", "personal_accuracy_std")
+# Of the tables; a metric of a user's own may call what it likes an accuracy.
+SHARE_COLUMNS = frozenset(named(name, view) for name in COLUMNS for view in VIEWS)
 ACCURACIES = ("test_accuracy", named("test_accuracy", VALIDATION))  # columns of rounds.csv, of which it has one
 LAST_KEY = "choices"  # of config.yaml
 CONFIG: Mapping[str, Callable[[object], bool]] = {
@@ -143,7 +153,7 @@ def check_table(table: pd.DataFrame) -> str:
     if problem := table.attrs.get("problem"):
         return str(problem)
     for name in table:
-        if "accuracy" in str(name) and table[name].dtype.kind in "fiu":
+        if name in SHARE_COLUMNS and table[name].dtype.kind in "fiu":
             values = table[name].to_numpy(dtype=float)
             if odd := values[~np.isnan(values) & ~((values >= 0) & (values <= 1))].tolist():
                 return f"has {odd[0]:g} in the column {name}, which is no accuracy"

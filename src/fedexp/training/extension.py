@@ -44,7 +44,7 @@ def check(directory: Path, before: Mapping[str, Any], container: Mapping[str, An
     if options(before)[:2] != options(container)[:2]:
         if later_partitions(directory):
             raise ConfigError(f"{given}: a run of several tasks keeps its rounds of a task ({had})")
-        if run.last_round is not None and isinstance(rounds, int) and rounds < run.last_round:
+        if run.last_round is not None and isinstance(rounds, int) and rounds <= run.last_round:
             raise ConfigError(f"{given}: the run there is at round {run.last_round} already; more can be asked for")
         if (schedule := (before.get("local") or {}).get("schedule")) in SCHEDULES_OVER_ALL_ROUNDS:
             raise ConfigError(

@@ -99,7 +99,6 @@ class Recorder:
                 for tested in state.tested.values():
                     tested.history.add_personal(0, np.tile(tested.history.class_accuracy[-1], (clients, 1)))
             self._write_round(state, 0, evaluations, {})
-            self.summary(state)  # fails now, and not after training, where a metric's name is taken
             self._keep_models(state)
             self.save_checkpoint(state)
 
@@ -134,6 +133,8 @@ class Recorder:
             for name, rows in result.analyses.items():
                 self.files.append(name, rows)
             analysed = {k: v for name, rows in result.analyses.items() for k, v in round_means(name, rows).items()}
+            if result.evaluations and len(state.accuracy) == 2:
+                self.summary(state)  # fails after the first tested round, not the last, where a metric's name is taken
             self._write_round(state, result.round, result.evaluations, values, analysed)
             self._write_clients(state, result)
             self._keep_models(state, result)
