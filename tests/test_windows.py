@@ -75,8 +75,8 @@ def test_the_gradient_has_a_gradient(tensors):
     assert torch.autograd.gradgradcheck(maxima, tensors)
 
 
-def test_inside_torch_func_and_for_low_precision_it_is_torch_s(tensors, monkeypatch):
-    """Which knows no rule for it under vmap, and casts to bfloat16 what is multiplied there."""
+def test_inside_torch_func_it_is_torch_s(tensors, monkeypatch):
+    """Which knows no rule for it under vmap."""
     monkeypatch.setattr(module, "_Maxima", None)
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)
     detached = [t.detach() for t in tensors]
@@ -84,5 +84,20 @@ def test_inside_torch_func_and_for_low_precision_it_is_torch_s(tensors, monkeypa
     for scale, found in zip((1, 2), stacked, strict=True):
         expected = gradients(obvious, [scale * t.requires_grad_() for t in detached], upstream)[1]
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_in_bfloat16_the_products_are_rounded_and_the_gradients_are_not(tensors):
+    """Numbers of few bits, whose products bfloat16 rounds by up to 2^-8, choose the windows; the gradient of a filter
+    is the sum of these windows, in fp32."""
+    windows, weight, bias = ((16 * t.detach()).round().float().div(16).requires_grad_() for t in tensors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert maxima(*(t.float() for t in tensors)).dtype == torch.bfloat16
+        values = maxima(windows, weight, bias)
+    exact = obvious(windows, weight, bias)
+    assert values.dtype == torch.float32
+    assert not torch.equal(values, exact)
+    torch.testing.assert_close(values, exact, rtol=2**-8, atol=2**-8)
+    of_weight, of_bias = torch.autograd.grad(values.sum(), (weight, bias))
+    assert of_bias.tolist() == [SHAPE[0]] * SHAPE[3]
+    places = F.linear(*(t.detach().bfloat16() for t in (windows, weight, bias))).float().max(1).indices  # [B, F]
+    chosen = torch.stack([windows[b, places[b]] for b in range(SHAPE[0])]).sum(0)
+    torch.testing.assert_close(of_weight, chosen, rtol=1e-6, atol=1e-6)

@@ -7,6 +7,7 @@ RandomRotation(nearest, fill 0), ToTensor, Normalize, then Cutout (DeVries and T
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ UNITS_PER_DEGREE = 1000  # angles are drawn as integers
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
     """Random changes to each training example. Every part has a value that switches it off."""
+
+    changes_inputs: ClassVar[bool] = True
 
     crop_padding: int  # pixels added on each side before a random crop to the original size; 0 = off
     padding_mode: str  # zero (before normalisation) or reflect

@@ -32,6 +32,7 @@ class DropoutKeys:
     the round and the client and not of the order in which clients are trained.
     """
 
+    changes_inputs: ClassVar[bool] = False
     active: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:

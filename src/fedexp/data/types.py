@@ -14,6 +14,8 @@ from fedexp.data.augment import Augmentation, Normalise, load_batch
 class Draws(Protocol):
     """Random numbers for every training example: an Augmentation of images draws them, or DropoutKeys."""
 
+    changes_inputs: ClassVar[bool]  # also as a model in eval mode sees them
+
     @property
     def active(self) -> bool:
         """Tell whether there is anything to draw."""

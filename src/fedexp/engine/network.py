@@ -13,6 +13,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.memory import free_memory, size_of
 from fedexp.core.private.of_torch import outside_transforms, without_compiler
 from fedexp.core.tree import Params
+from fedexp.engine.answers import Answers
 from fedexp.models import Output
 from fedexp.models.batch_norm import keeps_statistics, leaving_out_padding
 
@@ -153,13 +154,16 @@ class LiveNetwork(FunctionalNetwork):
         self._own: Params = trainable(self.module)
         self.params: Params = self._own
         self._moving: Params | None = None
+        self.answers: Answers | None = None  # of references, while a client is trained
 
     def __call__(self, params: Params, x: torch.Tensor, mask: torch.Tensor | None = None) -> Output:
         if params is self.params:
             return self._forward(lambda: self.module(x), x, mask)
         if params is self._moving:
             return self._forward(lambda: functional_call(self.module, self.own(params), (x,)), x, mask)
-        return self.frozen(params, x, mask)
+        if self.answers is None or mask is not None:
+            return self.frozen(params, x, mask)
+        return self.answers.of(params, x, lambda: self.frozen(params, x))
 
     def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
         return self.frozen.norm_inputs(params, x)

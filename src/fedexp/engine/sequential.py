@@ -1,19 +1,22 @@
 """One client after the other with torch's fused optimizer, in place; also the engine to debug with."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import ClientData, Context, FedAvg
+from fedexp.algorithms.base import Batch, ClientData, Context, FedAvg
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
+from fedexp.engine.answers import Answers
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, ScheduledData, Trained, has_own, to_tensors
 from fedexp.engine.network import LiveNetwork, seeded_torch
 from fedexp.engine.probes import Watch
+from fedexp.models.batch_norm import uses_batch_statistics
 
 
 class ClientFailure(RuntimeError):
@@ -116,14 +119,37 @@ def evaluate_trained(
 
 
 def train_client(
-    algorithm: FedAvg, live: LiveNetwork, data: ClientData, ctx: Context, watch: Watch | None = None
+    algorithm: FedAvg, live: LiveNetwork, data: ScheduledData, ctx: Context, watch: Watch | None = None
 ) -> torch.Tensor:
     """Run the local steps on `live`; return the mean objective, 0 when the client has no step."""
     if watch is not None:
         watch.after(0, live, live.params)
+    live.answers = answers_on(data.bench, data)
     steps = functional_steps if has_own(algorithm, "local_step") else fused_steps
-    total = steps(algorithm, live, data, ctx, watch)
+    try:
+        total = steps(algorithm, live, data, ctx, watch)
+    finally:
+        live.answers = None
     return total / ctx.steps.clamp(min=1)
+
+
+def batches_shown(live: LiveNetwork, data: ClientData) -> Iterator[Batch]:
+    """Yield the batches of local training, and tell the network which one it will be called with."""
+    for batch in data.batches():
+        if live.answers is not None:
+            live.answers.show(batch.x, batch.step)
+        yield batch
+
+
+def answers_on(bench: ClientRuntime, data: ScheduledData) -> Answers | None:
+    """Return room for the answers on a client's examples; None where the same input does not come twice.
+
+    On a GPU, to look whether they are known would wait for the device.
+    """
+    augmented = data.draws is not None and bench.augmentation is not None and bench.augmentation.changes_inputs
+    if augmented or bench.device.type != "cpu" or uses_batch_statistics(bench.net.module):
+        return None
+    return Answers(data.index)
 
 
 def fused_steps(
@@ -132,7 +158,7 @@ def fused_steps(
     """Do the base's local steps with autograd and in place."""
     params = live.params
     memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
-    for batch in data.batches():
+    for batch in batches_shown(live, data):
         loss = algorithm.objective(live, params, batch, ctx)
         grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         with torch.no_grad():
@@ -150,7 +176,7 @@ def functional_steps(
     """Do the local steps of algorithms with a local step of their own."""
     params = live.snapshot()
     memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
-    for batch in data.batches():
+    for batch in batches_shown(live, data):
         params, memory, loss = algorithm.local_step(live, params, memory, batch, ctx)
         total += loss.detach()
         if watch is not None:

@@ -16,7 +16,7 @@ def maxima(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
     """
     if not torch.is_grad_enabled():
         return F.linear(windows, weight, bias).amax(1)
-    if windows.device.type == "cpu" and not in_transform() and not torch.is_autocast_enabled("cpu"):
+    if windows.device.type == "cpu" and not in_transform():
         return _Maxima.apply(windows, weight, bias)
     return F.linear(windows, weight, bias).max(1).values
 
@@ -31,7 +31,8 @@ class _Maxima(Function):
 
     @staticmethod
     def forward(ctx: Any, windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        values, places = F.linear(windows, weight, bias).max(1)
+        products = F.linear(windows, weight, bias).to(windows.dtype)  # autocast's are bf16, of which max is slow
+        values, places = products.max(1)
         ctx.save_for_backward(windows, weight, places)
         return values
 

@@ -1,0 +1,79 @@
+"""What references such as teachers answered on a client's examples, kept for its next passes over them.
+
+A reference is in eval mode, so that its output for an example that is not augmented is the same in every epoch: with E
+epochs, one pass of E is enough. A product of matrices may round a row by the rows beside it, so that an answer from
+another batch can differ in its last digits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from fedexp.core.private.of_torch import in_transform
+from fedexp.core.tree import Params
+from fedexp.models import Output
+
+MODELS = 4  # of which answers are kept in a round; one that changes in every step must not fill the memory
+BYTES = 1 << 28  # for those of one model
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Answers of one model."""
+
+    params: Params  # held, so that no other tensor can take its place in memory
+    features: torch.Tensor | None  # [n, D]
+    logits: torch.Tensor  # [n, C]
+    known: np.ndarray  # bool [n]: whose answers have been written
+
+    def write(self, rows: torch.Tensor, output: Output) -> None:
+        for room, part in zip((self.features, self.logits), output[:2], strict=True):
+            if room is not None:
+                room[rows] = part.detach()
+        self.known[rows.numpy()] = True
+
+
+class Answers:
+    """Answers on the examples of one client in one round, for the batch that was last shown."""
+
+    def __init__(self, index: torch.Tensor):
+        """index: int64 [S, B] numbers of the examples in each step."""
+        self._index = index
+        self._kept: dict[tuple[tuple[int, int], ...], Kept | None] = {}
+        self._x: torch.Tensor | None = None
+        self._step = 0
+
+    def show(self, x: torch.Tensor, step: int) -> None:
+        """Tell that the inputs x [b, ...] of a step come next."""
+        self._x, self._step = x, step
+
+    def of(self, params: Params, x: torch.Tensor, answer: Callable[[], Output]) -> Output:
+        """Return what `answer` computes with the parameters of a reference, or what it did before."""
+        if x is not self._x or in_transform() or any(value.requires_grad for value in params.values()):
+            return answer()
+        key = tuple((id(value), value._version) for value in params.values())
+        rows = self._rows[self._step, : len(x)]
+        if (kept := self._kept.get(key)) is not None and kept.known[rows.numpy()].all():
+            return Output(None if kept.features is None else kept.features[rows], kept.logits[rows])
+        output = answer()
+        if key not in self._kept and len(self._kept) < MODELS:
+            kept = self._kept[key] = self._room(params, output)
+        if kept is not None:
+            kept.write(rows, output)
+        return output
+
+    @cached_property
+    def _rows(self) -> torch.Tensor:
+        """Return the place of each example among the client's different ones, [S, B]."""
+        return self._index.unique(return_inverse=True)[1]
+
+    def _room(self, params: Params, output: Output) -> Kept | None:
+        """Return room for the answers of a model; None where they take too much, or are more than rows."""
+        count = int(self._rows.max()) + 1
+        parts = [None if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2]]
+        if output.maps or sum(part.numel() * part.element_size() for part in parts if part is not None) > BYTES:
+            return None
+        return Kept(params, *parts, np.zeros(count, bool))

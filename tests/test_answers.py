@@ -1,0 +1,170 @@
+"""References are asked once for each example, where it comes again unchanged: engine/answers.py."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.moon import Moon
+from fedexp.core.tree import Params
+from fedexp.data.text import DropoutKeys
+from fedexp.engine import answers, sequential
+from fedexp.engine.answers import MODELS, Answers
+from fedexp.engine.network import FunctionalNetwork
+from fedexp.models import Output
+from toy_federation import LOCAL, NormedModule, assemble, assert_close, make_simulation, play
+
+NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
+MOON = Moon(mu=1.0, tau=0.5, projection=0)
+THREE = replace(LOCAL, epochs=3)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[int]:
+    """The number of examples of each call of a reference."""
+    found, call = [], FunctionalNetwork.__call__
+
+    def counted(self, params, x, mask=None):
+        if type(self) is FunctionalNetwork:
+            found.append(len(x))
+        return call(self, params, x, mask)
+
+    monkeypatch.setattr(FunctionalNetwork, "__call__", counted)
+    return found
+
+
+def examples_asked(simulation, asked: list[int]) -> tuple[int, int]:
+    """The number of examples on which references are asked in the training of a round, and those of one epoch."""
+    state = play(simulation, 1)
+    cohort = assemble(simulation, state, 2)
+    asked.clear()
+    simulation.engine.train(simulation.algorithm, simulation.bench, state.server, cohort, 0.1, False)
+    return sum(asked), sum(schedule.examples for schedule in cohort.schedules) // THREE.epochs
+
+
+@pytest.mark.parametrize(("algorithm", "references"), [(NTD, 1), (MOON, 2), (FedAvg(), 0)])
+def test_a_reference_is_asked_in_the_first_epoch_alone(algorithm, references, asked):
+    found, examples = examples_asked(make_simulation(algorithm, THREE, augment=False), asked)
+    assert found == references * examples
+
+
+def test_of_augmented_images_every_epoch_is_asked(asked):
+    found, examples = examples_asked(make_simulation(NTD, THREE), asked)
+    assert found == 3 * examples
+
+
+@pytest.mark.parametrize("algorithm", [NTD, MOON])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_models_are_those_without_it(algorithm, optimizer, monkeypatch):
+    local = replace(THREE, optimizer=optimizer)
+    found = play(make_simulation(algorithm, local, augment=False))
+    monkeypatch.setattr(sequential, "answers_on", lambda *_: None)
+    expected = play(make_simulation(algorithm, local, augment=False))
+    assert_close(found.server["params"], expected.server["params"])
+
+
+def test_random_numbers_for_dropout_do_not_change_what_a_reference_says(asked, monkeypatch):
+    """A text has its key in another column in every epoch; a model in eval mode does not read it."""
+    simulation = make_simulation(NTD, THREE)
+    changes = []
+    monkeypatch.setattr(sequential, "Answers", lambda index: changes.append(index))
+    data = type("Scheduled", (), {"draws": torch.zeros(2, 4, 1), "index": torch.zeros(2, 4)})()
+    for draws in (DropoutKeys(), simulation.bench.augmentation):
+        sequential.answers_on(replace(simulation.bench, augmentation=draws), data)
+    assert len(changes) == 1
+
+
+def test_none_are_kept_where_a_layer_looks_across_the_batch():
+    bench = make_simulation(NTD, THREE, augment=False).bench
+    module = NormedModule(1, 4)
+    module.norm = nn.BatchNorm2d(3, track_running_stats=False)
+    data = type("Scheduled", (), {"draws": None, "index": torch.zeros(2, 4)})()
+    assert sequential.answers_on(bench, data) is not None
+    assert sequential.answers_on(replace(bench, net=FunctionalNetwork(module, "fp64")), data) is None
+
+
+@dataclass
+class Doubled:
+    """A reference that answers w x, and counts."""
+
+    calls: int = 0
+    maps: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self, params: Params, x: torch.Tensor) -> Output:
+        self.calls += 1
+        return Output(x, x * params["w"], self.maps)
+
+
+INDEX = torch.tensor([[7, 3], [5, 5], [3, 7], [5, 5]])  # two epochs; the second row is one example and padding
+W = {"w": torch.tensor(2.0)}
+
+
+def passes(kept: Answers, reference: Doubled, params: Params = W) -> list[torch.Tensor]:
+    """The logits of two epochs, of inputs that are the examples' numbers."""
+    logits = []
+    for step, length in enumerate([2, 1, 2, 1]):
+        x = INDEX[step, :length, None].float()
+        kept.show(x, step)
+        logits.append(kept.of(params, x, lambda x=x: reference(params, x)).logits)
+    return logits
+
+
+def test_answers_come_back_in_the_order_of_the_batch():
+    reference = Doubled()
+    found = passes(Answers(INDEX), reference)
+    assert reference.calls == 2
+    assert [each.flatten().tolist() for each in found] == [[14.0, 6.0], [10.0], [6.0, 14.0], [10.0]]
+
+
+def test_a_reference_that_changes_is_asked_again():
+    reference, kept, params = Doubled(), Answers(INDEX), {"w": torch.tensor(2.0)}
+    passes(kept, reference, params)
+    params["w"].mul_(10)
+    found = passes(kept, reference, params)
+    assert reference.calls == 4
+    assert found[-1].item() == 100.0
+
+
+def test_other_inputs_and_parameters_in_training_are_not_looked_up():
+    reference, kept, x = Doubled(), Answers(INDEX), torch.ones(2, 1)
+    kept.show(x, 0)
+    kept.of(W, x, lambda: reference(W, x))
+    kept.of(W, x, lambda: reference(W, x))
+    assert reference.calls == 1
+    kept.of(W, x.clone(), lambda: reference(W, x))
+    moving = {"w": W["w"].clone().requires_grad_()}
+    for calls in (3, 4):
+        assert kept.of(moving, x, lambda: reference(moving, x)).logits.requires_grad
+        assert reference.calls == calls
+    torch.func.grad(lambda w: kept.of(W, x, lambda: reference({"w": w}, x)).logits.sum())(torch.tensor(1.0))
+    assert reference.calls == 5
+
+
+def test_memory_has_a_limit(monkeypatch):
+    reference, kept = Doubled(), Answers(INDEX)
+    models = [{"w": torch.tensor(float(i))} for i in range(MODELS + 1)]
+    for params in models:
+        passes(kept, reference, params)
+    assert reference.calls == 2 * MODELS + 4
+    monkeypatch.setattr(answers, "BYTES", 3 * 4 * 2 - 1)  # three examples, a feature and a logit of four bytes each
+    reference = Doubled()
+    passes(Answers(INDEX), reference)
+    assert reference.calls == 4
+
+
+def test_maps_are_not_kept():
+    reference = Doubled(maps=(torch.zeros(1),))
+    passes(Answers(INDEX), reference)
+    assert reference.calls == 4
+
+
+def test_a_model_without_features_has_none_either():
+    kept, x = Answers(INDEX), torch.ones(2, 1)
+    kept.show(x, 0)
+    outputs = [kept.of(W, x, lambda: Output(None, x)) for _ in range(2)]
+    assert [output.features for output in outputs] == [None, None]
+    assert np.array_equal(outputs[1].logits, x)
