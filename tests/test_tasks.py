@@ -193,6 +193,7 @@ def surrogate(**changes):
         "options": {},
         "fraction": 0.0,
         "classes": None,
+        "examples": None,
         "shards": 2,
         "server_shards": 2,
         "total_shards": None,
@@ -253,6 +254,32 @@ def test_only_some_classes_of_another_data_set():
     assert len(kept) > 0
     assert torch.equal(attached.x_train[400:], kept)
     assert len(numbers) == len(kept)
+
+
+def test_only_some_examples_of_another_data_set():
+    """20 of 60 different images, in their order; other ones with another seed, and all of them with their number."""
+    data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
+    found = []
+    for seed in (0, 1):
+        live = surrogate(dataset=Loads(other), examples=20)
+        attached, _, numbers = live.attach(data, (), np.random.default_rng(seed))
+        assert numbers.tolist() == list(range(400, 420))
+        places = [(other.x_train == each).flatten(1).all(1).nonzero().item() for each in attached.x_train[400:]]
+        assert places == sorted(set(places))
+        found.append(places)
+    assert found[0] != found[1]
+    everything, _, _ = surrogate(dataset=Loads(other), examples=60).attach(data, (), rng())
+    assert torch.equal(everything.x_train[400:], other.x_train)
+    for changes, message in (
+        ({"examples": 61}, "surrogate.examples=61: must be at most the 60 that there are"),
+        ({"examples": 0}, "surrogate.examples=0: must be at least 1, or null"),
+        (
+            {"examples": 5, "dataset": None, "fraction": 0.5},
+            "surrogate.examples=5: must be null without a surrogate.da",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            surrogate(**{"dataset": Loads(other)} | changes).attach(data, (), rng())
 
 
 @pytest.mark.parametrize(

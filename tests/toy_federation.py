@@ -92,7 +92,7 @@ SETTINGS = Settings(
 
 
 SURROGATE = Surrogate(
-    dataset=None, options={}, fraction=0.0, classes=None, shards=1, server_shards=1, total_shards=None
+    dataset=None, options={}, fraction=0.0, classes=None, examples=None, shards=1, server_shards=1, total_shards=None
 )
 
 

@@ -27,6 +27,7 @@ class Surrogate:
     options: dict[str, Any]  # changes of that option's values, already made
     fraction: float  # of the training data, withheld from the clients and used without labels
     classes: list[int] | None  # only examples that have these labels where they come from; null: all
+    examples: int | None  # so many of the data set's, drawn at random; null: all
     shards: int  # per client
     server_shards: int
     total_shards: int | None  # into which the set is cut; null: two per client
@@ -37,6 +38,9 @@ class Surrogate:
         require(good, "surrogate.classes", self.classes, "different labels, or null for all")
         require(self.classes is None or self.given, "surrogate.classes", self.classes,
                 "null without a surrogate.dataset or surrogate.fraction")  # fmt: skip
+        require(self.examples is None or self.examples >= 1, "surrogate.examples", self.examples, "at least 1, or null")
+        require(self.examples is None or self.dataset is not None, "surrogate.examples", self.examples,
+                "null without a surrogate.dataset, of whose examples it says the number")  # fmt: skip
         require(not self.options or self.dataset is not None, "surrogate.options", self.options,
                 "{} without a surrogate.dataset, whose options they are")  # fmt: skip
         require(self.shards >= 1, "surrogate.shards", self.shards, "at least 1")
@@ -63,6 +67,14 @@ class Surrogate:
         parts = [(data.y_train, "train"), *([(data.y_test, "test")] if whole else [])]
         chosen = self.chosen(torch.cat([labels for labels, _ in parts]), data)
         return torch.cat([inputs_like(data, like, split) for _, split in parts])[chosen]
+
+    def some(self, inputs: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """Return as many of the inputs [n, ...] as are wanted, in their order."""
+        if self.examples is None:
+            return inputs
+        if self.examples > len(inputs):
+            raise ConfigError(f"surrogate.examples={self.examples}: must be at most the {len(inputs)} that there are")
+        return inputs[torch.from_numpy(np.sort(rng.choice(len(inputs), self.examples, replace=False)))]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
         """Return a mask bool [n] of the examples with these labels that may be used."""
@@ -91,7 +103,7 @@ class Surrogate:
             labels[torch.from_numpy(chosen)] = -1
             tasks = [replace(task, train=np.setdiff1d(task.train, chosen)) for task in tasks]
             return replace(data, y_train=labels), tuple(tasks), chosen
-        extra = self.load(data)
+        extra = self.some(self.load(data), rng)
         numbers = np.arange(len(labels), len(labels) + len(extra))
         if len(extra):
             x = torch.cat([data.x_train, extra])

@@ -41,6 +41,7 @@ NEUTRAL = {
     "validation.fraction": 0.0,
     "validation.per_client": False,
     "evaluate_on": None,
+    "surrogate.examples": None,
     "stop.patience": None,
     "stop.metric": None,
     "cohorts.path": None,
