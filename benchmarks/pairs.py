@@ -3,6 +3,7 @@
 - views: test_views=[plain] against [plain,augmented]
 - fedreg: FedReg with pseudo and perturbed data ascended one after the other, each from a first gradient of its own,
   against both in one batch that shares it; and how far the models of the two are apart after the rounds
+- teacher: FedNTD on images that are not augmented, whose teacher is asked in every epoch, against in the first alone
 
 Both are played in this process on one thread, and the time is that of the process, so other programs on the machine
 disturb little. Workload W1 (README.md) on CIFAR-10 below FEDEXP_DATA; --quick: digits, which shows that all works.
@@ -21,8 +22,10 @@ from torch.func import grad
 from torch.nn import functional
 
 from benchmarks import w1
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
-from fedexp.algorithms.interfaces import Batch, Network
+from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.config.build import build
 from fedexp.config.options import conf_directory
 from fedexp.core.tree import Params
@@ -52,6 +55,14 @@ class OneByOne(FedReg):
         return tuple(found)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskedAgain(FedNTD):
+    """FedNTD whose teacher is asked in every epoch: the engine knows a batch by its tensor, and this is another one."""
+
+    def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
+        return super().example_loss(net, params, batch._replace(x=batch.x.clone()), ctx)
+
+
 def simulation(*overrides: str) -> Simulation:
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         return prepare(build(compose("config", overrides=[*overrides, *HERE]))).simulation
@@ -64,11 +75,25 @@ def views(data: Sequence[str]) -> dict[str, Simulation]:
 
 def fedreg(data: Sequence[str]) -> dict[str, Simulation]:
     ours = simulation(*data, "algorithm=fedreg")
+    return {"one after the other": otherwise(ours, OneByOne), "in one batch": ours}
+
+
+def teacher(data: Sequence[str]) -> dict[str, Simulation]:
+    ours = simulation(*data, "algorithm=fedntd", "augment=false", "local.epochs=5")
+    return {"in every epoch": otherwise(ours, AskedAgain), "in the first alone": ours}
+
+
+def otherwise(ours: Simulation, kind: type[FedAvg]) -> Simulation:
+    """Return the same simulation with a subclass of its algorithm."""
     values = {field.name: getattr(ours.algorithm, field.name) for field in fields(ours.algorithm)}
-    return {"one after the other": replace(ours, algorithm=OneByOne(**values)), "in one batch": ours}
+    return replace(ours, algorithm=kind(**values))
 
 
-PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Simulation]]] = {"views": views, "fedreg": fedreg}
+PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Simulation]]] = {
+    "views": views,
+    "fedreg": fedreg,
+    "teacher": teacher,
+}
 
 
 def compare(pair: dict[str, Simulation], rounds: int) -> tuple[dict[str, list[float]], float]:
