@@ -25,15 +25,18 @@ class Kept:
     """Answers of one model."""
 
     params: Params  # held, so that no other tensor can take its place in memory
-    features: torch.Tensor | None  # [n, D]
-    logits: torch.Tensor  # [n, C]
+    answers: Output  # features [n, D], None where a model has none, and logits [n, C]
     known: np.ndarray  # bool [n]: whose answers have been written
 
     def write(self, rows: torch.Tensor, output: Output) -> None:
-        for room, part in zip((self.features, self.logits), output[:2], strict=True):
+        for room, part in zip(self.answers[:2], output[:2], strict=True):
             if room is not None:
                 room[rows] = part.detach()
         self.known[rows.numpy()] = True
+
+    def read(self, rows: torch.Tensor) -> Output:
+        features, logits, _ = self.answers
+        return Output(features if features is None else features[rows], logits[rows])
 
 
 class Answers:
@@ -57,7 +60,7 @@ class Answers:
         key = tuple((id(value), value._version) for value in params.values())
         rows = self._rows[self._step, : len(x)]
         if (kept := self._kept.get(key)) is not None and kept.known[rows.numpy()].all():
-            return Output(None if kept.features is None else kept.features[rows], kept.logits[rows])
+            return kept.read(rows)
         output = answer()
         if key not in self._kept and len(self._kept) < MODELS:
             kept = self._kept[key] = self._room(params, output)
@@ -73,7 +76,8 @@ class Answers:
     def _room(self, params: Params, output: Output) -> Kept | None:
         """Return room for the answers of a model; None where they take too much, or are more than rows."""
         count = int(self._rows.max()) + 1
-        parts = [None if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2]]
-        if output.maps or sum(part.numel() * part.element_size() for part in parts if part is not None) > BYTES:
+        features, logits = (part if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2])
+        size = sum(room.numel() * room.element_size() for room in (features, logits) if room is not None)
+        if output.maps or size > BYTES:
             return None
-        return Kept(params, *parts, np.zeros(count, bool))
+        return Kept(params, Output(features, logits), np.zeros(count, bool))
