@@ -24,6 +24,8 @@ class Reduced(FedAvg):
     reduction: str = "mean"
 
     def example_loss(self, net, params, batch, ctx):
+        if self.reduction == "number":
+            return 1.0
         return F.cross_entropy(net(params, batch.x).logits, batch.y, reduction=self.reduction)
 
 
@@ -33,6 +35,8 @@ def test_a_loss_that_is_reduced_already_is_refused(engine):
     simulation = make_simulation(Reduced(), engine=engine)
     with pytest.raises(ConfigError, match=r"example_loss of Reduced returns the shape \[\]; must be \[\d+\]"):
         play(simulation, 1)
+    with pytest.raises(ConfigError, match=r"example_loss of Reduced returns a float; must be \[\d+\]"):
+        play(make_simulation(Reduced(reduction="number"), engine=engine), 1)
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
 
 

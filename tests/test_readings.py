@@ -157,11 +157,13 @@ def test_what_the_text_claims_against_the_printed_table():
      (4.54, "not judged: suspect print"), (None, "within")],
 )  # fmt: skip
 def test_a_claim_that_is_the_table_s_rounded_value_is_judged(table, expected):
-    """Printed 4.6: 4.64 of the table rounds to it and is less than 1 % away; 4.66 and 4.54 are 1.3 % away.
+    """Printed 4.6: 4.64 of the table rounds to it, 4.66 and 4.54 do not; printed 2.0: 2.04 does, 2.06 does not.
     A difference of ours of a quarter is within."""
     row = {"value": "4.6", "unit": "ratio", "metric": "speedup", "std": ""}
     cells = pd.DataFrame({"protocol": ["full"] * 2, "n": [1, 1]})
     assert claims.verdict(row, cells, 0.5, table) == expected
+    assert claims.verdict(row | {"value": "2.0"}, cells, 0.1, 2.04) == "within"
+    assert claims.verdict(row | {"value": "2.0"}, cells, 0.1, 2.06) == "not judged: suspect print"
     assert claims.verdict(row | {"value": "4"}, cells, 1.0, 4.0) == "within"  # 25 % of 4 is 1
     assert claims.verdict(row | {"value": "4"}, cells, -1.01, 4.0) == "outside"
 

@@ -12,6 +12,7 @@ from fedexp.analysis import report, reproduction, status
 from fedexp.analysis.aggregate import mark, write_tables
 from fedexp.analysis.sweep import load_sweep
 from fedexp.rundir import evidence
+from fedexp.rundir.reader import RunDirectory
 from test_evidence import remove_runs
 from test_reproduction import ROOT, run_directory
 from toy_federation import CONF
@@ -153,6 +154,21 @@ def test_runs_of_an_early_version_have_no_times(tmp_path, capsys):
         add_run(sweep, name, algorithm, seconds, {"name": "CPU", "device": "cpu", "precision": "fp32", "threads": 1})
     assert reproduction.main(["--root", str(tmp_path), "--status"]) == 0
     assert row_of(capsys.readouterr().out, "fedntd_table1")["spent"] == "4.0 core h (1 run without times)"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "hours"),
+    [
+        ({"device": "cuda:0", "threads": 8}, status.Hours(gpu=2.0)),
+        ({"device": "cuda:0", "threads": 8, "workers": 3}, status.Hours(gpu=6.0)),
+        ({"device": "cpu", "threads": 2, "workers": 3}, status.Hours(cpu=12.0)),
+    ],
+)
+def test_hours_of_a_run_count_its_cores_or_gpus(tmp_path, hardware, hours):
+    """Two hours of a GPU with eight threads beside it, of three workers with a GPU each, of three with two cores
+    each."""
+    add_run(tmp_path, "a", "fedavg", 7200, {"name": "X", "precision": "fp32"} | hardware)
+    assert status.hours_of(RunDirectory(tmp_path / "a")) == hours
 
 
 def job_of(sweep: str, *wanted: str) -> status.Job:

@@ -45,9 +45,10 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
 
 def one_per_example(algorithm: "FedAvg", losses: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Return the losses [B]. Raises ConfigError for another shape: of a mean the engine could not leave out padding."""
-    if losses.shape != batch.y.shape:
+    if not isinstance(losses, torch.Tensor) or losses.shape != batch.y.shape:
+        found = f"the shape {[*losses.shape]}" if isinstance(losses, torch.Tensor) else f"a {type(losses).__name__}"
         raise ConfigError(
-            f"algorithm: example_loss of {type(algorithm).__name__} returns the shape {[*losses.shape]}; "
+            f"algorithm: example_loss of {type(algorithm).__name__} returns {found}; "
             f"must be {[*batch.y.shape]}, a loss of each example (reduction='none')"
         )
     return losses

@@ -17,7 +17,6 @@ from fedexp.analysis.sweep import Sweep
 
 SETTING = ("dataset", "partition_param", "metric")  # a setting and a target
 TARGET = "rounds_to_"
-ROUNDING = 0.01  # a print that is further from the paper's own table is not judged
 ALL = "all"  # the data set of a claim about all of them
 
 
@@ -75,6 +74,12 @@ def extreme(row: Mapping[str, str], ratios: list[float]) -> float | None:
     return float(min(ratios) if "minimum" in row["setting"] else max(ratios))
 
 
+def rounds_to(number: float, printed: str) -> bool:
+    """Return whether a number is within half a unit of the last digit of a printed one."""
+    digits = len(printed.partition(".")[2])
+    return abs(number - float(printed)) <= 0.5 * 10**-digits * (1 + 1e-9)
+
+
 def verdict(row: Mapping[str, str], cells: pd.DataFrame, difference: float | None, table: float | None) -> str:
     """Return the verdict on a claim; table: what the paper's own table gives for it."""
     full = int((cells["protocol"] == "full").sum())
@@ -82,7 +87,7 @@ def verdict(row: Mapping[str, str], cells: pd.DataFrame, difference: float | Non
         return "not run"
     if not full:
         return "not judged: reduced protocol"
-    if table is not None and abs(table - float(row["value"])) > ROUNDING * float(row["value"]):
+    if table is not None and not rounds_to(table, row["value"]):
         return "not judged: suspect print"
     if full < len(cells):
         return f"not judged: {full} of {len(cells)} cells run"

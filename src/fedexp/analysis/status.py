@@ -26,7 +26,7 @@ LEGEND = (
     "measured: printed values with runs at the full protocol (a sweep of another reading has a row of its own); "
     "explained: those outside that are within where another reading of the setting was run; order reproduced: columns "
     "of the paper's table without a swap beyond noise. spent: core hours (seconds of all rounds x threads x workers) "
-    "on CPUs, GPU hours on GPUs, of the runs that are here or kept; left: one run of each job "
+    "on CPUs, GPU hours (x workers) on GPUs, of the runs that are here or kept; left: one run of each job "
     "without a value in the view that the paper's rule judges, from measured runs of the same data and model (~: of "
     "another method, or of other numbers of rounds, clients or epochs, scaled by the passes over the training data); "
     "missing: data sets without a folder below data_dir (--data-dir), memory that this machine lacks."
@@ -104,10 +104,10 @@ def hours_of(run: RunDirectory) -> Hours:
     hardware, seconds = run.summary.get("hardware") or {}, run.summary.get("seconds")
     if not seconds:
         return Hours(untimed=1)
+    workers = max(hardware.get("workers") or 1, 1)  # on GPUs each has one of its own
     if str(hardware.get("device", "cpu")).startswith("cuda"):
-        return Hours(gpu=seconds / 3600)
-    cores = (hardware.get("threads") or 1) * max(hardware.get("workers") or 1, 1)
-    return Hours(cpu=seconds * cores / 3600)
+        return Hours(gpu=seconds * workers / 3600)
+    return Hours(cpu=seconds * workers * (hardware.get("threads") or 1) / 3600)
 
 
 def jobs_of(sweep: Sweep) -> list[tuple[Block, Job]]:
