@@ -250,6 +250,9 @@ def test_runs_on_other_data_are_judged_by_order_alone():
     assert cfed_column(["full", "reduced", "reduced"], ["", other, other])["order"].tolist() == [
         "not judged: 1 of 3 methods", "", ""
     ]  # fmt: skip
+    fewer = ["surrogate.examples=300; " + other, other, other]  # one method with fewer surrogate examples
+    assert set(cfed_column("reduced", fewer)["order"]) == {"no swap beyond noise"}
+    assert set(cfed_column("reduced", "surrogate.examples=300")["order"]) == {""}
     mixed = cfed_column("reduced", [other, other, "data: 9 classes, not 10"])
     assert mixed["order"].tolist() == ["not judged: 2 of 3 methods"] * 2 + [""]
 

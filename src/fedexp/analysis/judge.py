@@ -82,21 +82,25 @@ def beside_a_failure(row: Mapping[str, str], diverged: bool, mean: float | None)
 def with_order(tidy: pd.DataFrame) -> pd.DataFrame:
     """Return the tidy table with `rho`, `order` and `order_by`: of every column of the paper's table, the verdict on
     the order of its methods. Prints that are not suspect take part, and runs at the full protocol; where there are
-    none, those that depart from it in their data alone, all in the same way: their values are not judged."""
+    none, those that depart from it in their data alone, all in the same training and test data: their values are not
+    judged."""
     found = pd.DataFrame({"rho": None, "order": "", "order_by": ""}, index=tidy.index, dtype=object)
     known = tidy["printed"].notna() & ~tidy["note"].str.startswith(("suspect", "failed"))
-    full, other = tidy["protocol"] == "full", tidy["changes"].map(is_of_data)
-    for _, column in tidy[known & (full | other)].groupby(list(COLUMN), sort=False):
+    full, other = tidy["protocol"] == "full", tidy["changes"].map(other_data)
+    for _, column in tidy[known & (full | (other != ""))].groupby(list(COLUMN), sort=False):
         whole = column["protocol"] == "full"
-        alike = column[whole if whole.any() else column["changes"] == column["changes"].mode()[0]]
+        there = other[column.index]
+        alike = column[whole if whole.any() else there == there.mode()[0]]
         for key, value in order(alike).items():
             found.loc[alike.index, key] = value if whole.any() or key != "order_by" or not value else f"{value}, {DATA}"
     return tidy.assign(rho=found["rho"].astype(float), order=found["order"], order_by=found["order_by"])
 
 
-def is_of_data(changes: str) -> bool:
-    """Return whether runs depart from the protocol, and in their data alone."""
-    return bool(changes) and all(text.startswith("data: ") for text in changes.split("; "))
+def other_data(changes: str) -> str:
+    """Return in what training and test data runs depart from the protocol; "" where they do not, or not in their data
+    alone. Fewer surrogate examples, which not every method of a column reads, are data too."""
+    texts = [text for text in changes.split("; ") if not text.startswith("surrogate.examples=")]
+    return "; ".join(texts) if all(text.startswith("data: ") for text in texts) else ""
 
 
 def order(column: pd.DataFrame) -> dict[str, Any]:
