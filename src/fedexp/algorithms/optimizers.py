@@ -123,8 +123,8 @@ def step_in_place(
         pairs = [(params[k], moved[k]) for k in params]
         pairs += [(memory[name][k], kept[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
-    for value in params.values():
-        increment_version(value)  # by which others tell that it has changed, and which the fused kernels leave as it was
+    for value in params.values():  # by their versions others tell that they have changed; fused kernels leave these
+        increment_version(value)
 
 
 def _fused_sgd(

@@ -1,4 +1,4 @@
-"""What references such as teachers answered on a client's examples, kept for its next passes over them.
+"""Answers of references such as teachers on a client's examples, kept for its next passes over them.
 
 A reference is in eval mode, so that its output for an example that is not augmented is the same in every epoch: with E
 epochs, one pass of E is enough. A product of matrices may round a row by the rows beside it, so that an answer from
