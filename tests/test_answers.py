@@ -7,16 +7,20 @@ import pytest
 import torch
 from torch import nn
 
+from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.moon import Moon
+from fedexp.core.settings import OPTIMIZERS
 from fedexp.core.tree import Params
 from fedexp.data.text import DropoutKeys
 from fedexp.engine import answers, sequential
 from fedexp.engine.answers import MODELS, Answers
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
-from toy_federation import LOCAL, NormedModule, assemble, assert_close, make_simulation, play
+from test_algorithms import SHIPPED
+from test_continual import EVERY
+from toy_federation import ENGINES, LOCAL, PAIR, NormedModule, assemble, assert_close, make_simulation, play
 
 NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 MOON = Moon(mu=1.0, tau=0.5, projection=0)
@@ -71,8 +75,8 @@ def test_random_numbers_for_dropout_do_not_change_what_a_reference_says(asked, m
     """A text has its key in another column in every epoch; a model in eval mode does not read it."""
     simulation = make_simulation(NTD, THREE)
     changes = []
-    monkeypatch.setattr(sequential, "Answers", lambda index: changes.append(index))
-    data = type("Scheduled", (), {"draws": torch.zeros(2, 4, 1), "index": torch.zeros(2, 4)})()
+    monkeypatch.setattr(sequential, "Answers", lambda *given: changes.append(given))
+    data = type("Scheduled", (), {"draws": torch.zeros(2, 4, 1), "index": torch.zeros(2, 4), "lengths": [4, 4]})()
     for draws in (DropoutKeys(), simulation.bench.augmentation):
         sequential.answers_on(replace(simulation.bench, augmentation=draws), data)
     assert len(changes) == 1
@@ -82,7 +86,7 @@ def test_none_are_kept_where_a_layer_looks_across_the_batch():
     bench = make_simulation(NTD, THREE, augment=False).bench
     module = NormedModule(1, 4)
     module.norm = nn.BatchNorm2d(3, track_running_stats=False)
-    data = type("Scheduled", (), {"draws": None, "index": torch.zeros(2, 4)})()
+    data = type("Scheduled", (), {"draws": None, "index": torch.zeros(2, 4), "lengths": [4, 4]})()
     assert sequential.answers_on(bench, data) is not None
     assert sequential.answers_on(replace(bench, net=FunctionalNetwork(module, "fp64")), data) is None
 
@@ -100,14 +104,16 @@ class Doubled:
 
 
 INDEX = torch.tensor([[7, 3], [5, 5], [3, 7], [5, 5]])  # two epochs; the second row is one example and padding
+EXAMPLES = 6  # without the padding
 W = {"w": torch.tensor(2.0)}
 
 
-def passes(kept: Answers, reference: Doubled, params: Params = W) -> list[torch.Tensor]:
+def passes(kept: Answers, reference: Doubled, params: Params = W, steps: tuple[int, ...] = (0, 1, 2, 3)):
     """The logits of two epochs, of inputs that are the examples' numbers."""
     logits = []
-    for step, length in enumerate([2, 1, 2, 1]):
-        x = INDEX[step, :length, None].float()
+    for step in steps:
+        length = [2, 1, 2, 1][step]
+        x = INDEX[step, :length, None].double()
         kept.show(x, step)
         logits.append(kept.of(params, x, lambda x=x: reference(params, x)).logits)
     return logits
@@ -115,13 +121,13 @@ def passes(kept: Answers, reference: Doubled, params: Params = W) -> list[torch.
 
 def test_answers_come_back_in_the_order_of_the_batch():
     reference = Doubled()
-    found = passes(Answers(INDEX), reference)
+    found = passes(Answers(INDEX, EXAMPLES), reference)
     assert reference.calls == 2
     assert [each.flatten().tolist() for each in found] == [[14.0, 6.0], [10.0], [6.0, 14.0], [10.0]]
 
 
 def test_a_reference_that_changes_is_asked_again():
-    reference, kept, params = Doubled(), Answers(INDEX), {"w": torch.tensor(2.0)}
+    reference, kept, params = Doubled(), Answers(INDEX, EXAMPLES), {"w": torch.tensor(2.0)}
     passes(kept, reference, params)
     params["w"].mul_(10)
     found = passes(kept, reference, params)
@@ -129,8 +135,84 @@ def test_a_reference_that_changes_is_asked_again():
     assert found[-1].item() == 100.0
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_reference_that_an_optimizer_trains_is_asked_again(optimizer):
+    """A second model beside the client's; torch's fused kernels do not tell that they have changed a tensor."""
+    local = replace(LOCAL, optimizer=optimizer)
+    reference, kept, params = Doubled(), Answers(INDEX, EXAMPLES), {"w": torch.tensor(2.0, dtype=torch.float64)}
+    passes(kept, reference, params)
+    memory = optimizers.memory_of(params, local)
+    optimizers.step_in_place(params, {"w": torch.ones_like(params["w"])}, memory, 0.1, local, 0)
+    found = passes(kept, reference, params)
+    assert reference.calls == 4
+    assert found[-1].item() == 5 * params["w"].item() != 10.0
+
+
+def test_a_reference_whose_tensors_are_replaced_is_asked_again():
+    """In one dict, whose former tensors must not give their place in memory to new ones: what is new is not known."""
+    for _ in range(50):
+        reference, kept, params = Doubled(), Answers(INDEX, EXAMPLES), {"w": torch.full((), 1.0, dtype=torch.float64)}
+        for value in (1.0, 2.0, 3.0, 4.0):
+            params["w"] = params["w"] * 0 + value
+            assert passes(kept, reference, params, (0, 1))[1].item() == 5 * value
+
+
+def test_the_same_tensors_under_other_names_are_another_reference():
+    reference, kept, w, v = Doubled(), Answers(INDEX, EXAMPLES), torch.tensor(2.0), torch.tensor(3.0)
+    assert passes(kept, reference, {"w": w, "v": v})[1].item() == 10.0
+    assert passes(kept, reference, {"v": w, "w": v})[1].item() == 15.0
+
+
+def test_inputs_that_need_a_gradient_or_have_changed_are_not_looked_up():
+    reference, kept, x = Doubled(), Answers(INDEX, EXAMPLES), torch.ones(2, 1, dtype=torch.float64)
+    kept.show(x, 0)
+    kept.of(W, x, lambda: reference(W, x))
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(kept.of(W, x, lambda: reference(W, x)).logits.sum(), x)
+    assert gradient.tolist() == [[2.0], [2.0]]
+    x = x.detach()
+    kept.show(x, 0)
+    assert kept.of(W, x, lambda: reference(W, x)).logits.tolist() == [[2.0], [2.0]]
+    x.add_(1)
+    assert kept.of(W, x, lambda: reference(W, x)).logits.tolist() == [[4.0], [4.0]]
+
+
+def test_nothing_is_kept_where_no_example_comes_again():
+    """Of a single epoch."""
+    kept = Answers(INDEX[:2], 3)
+    passes(kept, Doubled(), steps=(0, 1))
+    assert [*kept._kept.values()] == [None]
+
+
+def test_too_much_room_is_never_asked_for():
+    """Of a client with a million examples and features of a million numbers."""
+    kept, x = Answers(torch.arange(2_000_000).remainder(1_000_000)[:, None], 2_000_000), torch.ones(1, 1)
+    kept.show(x, 0)
+    output = kept.of(W, x, lambda: Output(torch.zeros(()).expand(1, 1_000_000), x))
+    assert output.features.shape == (1, 1_000_000)
+    assert [*kept._kept.values()] == [None]
+
+
+# The vectorised engine asks references in every epoch.
+STREAM_ROWS = {row.name: row for row in EVERY}
+ASKING = {row.name: row for row in SHIPPED} | STREAM_ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASKING)
+def test_engines_agree_on_images_that_are_not_augmented(name):
+    """Of every algorithm, over three epochs; in a stream, in both tasks."""
+    row, states = ASKING[name], []
+    for engine in PAIR:
+        settings = {"augment": False, "local": THREE}
+        simulation = row.stream(**settings) if name in STREAM_ROWS else row.simulation(**settings)
+        simulation = replace(simulation, engine=ENGINES[engine])
+        states.append(play(simulation, 4 if name in STREAM_ROWS else 2).server)
+    assert_close(*states)
+
+
 def test_other_inputs_and_parameters_in_training_are_not_looked_up():
-    reference, kept, x = Doubled(), Answers(INDEX), torch.ones(2, 1)
+    reference, kept, x = Doubled(), Answers(INDEX, EXAMPLES), torch.ones(2, 1)
     kept.show(x, 0)
     kept.of(W, x, lambda: reference(W, x))
     kept.of(W, x, lambda: reference(W, x))
@@ -145,25 +227,25 @@ def test_other_inputs_and_parameters_in_training_are_not_looked_up():
 
 
 def test_memory_has_a_limit(monkeypatch):
-    reference, kept = Doubled(), Answers(INDEX)
+    reference, kept = Doubled(), Answers(INDEX, EXAMPLES)
     models = [{"w": torch.tensor(float(i))} for i in range(MODELS + 1)]
     for params in models:
         passes(kept, reference, params)
     assert reference.calls == 2 * MODELS + 4
-    monkeypatch.setattr(answers, "BYTES", 3 * 4 * 2 - 1)  # three examples, a feature and a logit of four bytes each
+    monkeypatch.setattr(answers, "BYTES", 3 * 8 * 2 - 1)  # three examples, a feature and a logit of eight bytes each
     reference = Doubled()
-    passes(Answers(INDEX), reference)
+    passes(Answers(INDEX, EXAMPLES), reference)
     assert reference.calls == 4
 
 
 def test_maps_are_not_kept():
     reference = Doubled(maps=(torch.zeros(1),))
-    passes(Answers(INDEX), reference)
+    passes(Answers(INDEX, EXAMPLES), reference)
     assert reference.calls == 4
 
 
 def test_a_model_without_features_has_none_either():
-    kept, x = Answers(INDEX), torch.ones(2, 1)
+    kept, x = Answers(INDEX, EXAMPLES), torch.ones(2, 1)
     kept.show(x, 0)
     outputs = [kept.of(W, x, lambda: Output(None, x)) for _ in range(2)]
     assert [output.features for output in outputs] == [None, None]

@@ -19,6 +19,7 @@ What an optimizer remembers is fresh at the start of a client's round.
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
@@ -122,6 +123,8 @@ def step_in_place(
         pairs = [(params[k], moved[k]) for k in params]
         pairs += [(memory[name][k], kept[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
+    for value in params.values():  # by their versions others tell that they have changed; fused kernels leave these
+        increment_version(value)
 
 
 def _fused_sgd(

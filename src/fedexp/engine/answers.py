@@ -1,4 +1,4 @@
-"""What references such as teachers answered on a client's examples, kept for its next passes over them.
+"""Answers of references such as teachers on a client's examples, kept for its next passes over them.
 
 A reference is in eval mode, so that its output for an example that is not augmented is the same in every epoch: with E
 epochs, one pass of E is enough. A product of matrices may round a row by the rows beside it, so that an answer from
@@ -24,7 +24,7 @@ BYTES = 1 << 28  # for those of one model
 class Kept:
     """Answers of one model."""
 
-    params: Params  # held, so that no other tensor can take its place in memory
+    held: tuple[torch.Tensor, ...]  # its parameters, so that no other tensor can take their place in memory
     answers: Output  # features [n, D], None where a model has none, and logits [n, C]
     known: np.ndarray  # bool [n]: whose answers have been written
 
@@ -42,22 +42,24 @@ class Kept:
 class Answers:
     """Answers on the examples of one client in one round, for the batch that was last shown."""
 
-    def __init__(self, index: torch.Tensor):
-        """index: int64 [S, B] numbers of the examples in each step."""
-        self._index = index
-        self._kept: dict[tuple[tuple[int, int], ...], Kept | None] = {}
+    def __init__(self, index: torch.Tensor, examples: int):
+        """index: int64 [S, B] numbers of the examples in each step, with padding; examples: of all steps, without."""
+        self._index, self._examples = index, examples
+        self._kept: dict[tuple[tuple[str, int, int], ...], Kept | None] = {}
         self._x: torch.Tensor | None = None
-        self._step = 0
+        self._version = self._step = 0
 
     def show(self, x: torch.Tensor, step: int) -> None:
         """Tell that the inputs x [b, ...] of a step come next."""
-        self._x, self._step = x, step
+        self._x, self._version, self._step = x, x._version, step
 
     def of(self, params: Params, x: torch.Tensor, answer: Callable[[], Output]) -> Output:
         """Return what `answer` computes with the parameters of a reference, or what it did before."""
-        if x is not self._x or in_transform() or any(value.requires_grad for value in params.values()):
+        if x is not self._x or in_transform():
             return answer()
-        key = tuple((id(value), value._version) for value in params.values())
+        if x._version != self._version or any(value.requires_grad for value in (x, *params.values())):
+            return answer()
+        key = tuple((name, id(value), value._version) for name, value in params.items())
         rows = self._rows[self._step, : len(x)]
         if (kept := self._kept.get(key)) is not None and kept.known[rows.numpy()].all():
             return kept.read(rows)
@@ -74,10 +76,12 @@ class Answers:
         return self._index.unique(return_inverse=True)[1]
 
     def _room(self, params: Params, output: Output) -> Kept | None:
-        """Return room for the answers of a model; None where they take too much, or are more than rows."""
+        """Return room for the answers of a model; None where no example comes again, or where they take too much or are
+        more than rows."""
         count = int(self._rows.max()) + 1
-        features, logits = (part if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2])
-        size = sum(room.numel() * room.element_size() for room in (features, logits) if room is not None)
-        if output.maps or size > BYTES:
+        parts = [part for part in output[:2] if part is not None]
+        size = sum(count * part[0].numel() * part.element_size() for part in parts)
+        if count >= self._examples or output.maps or size > BYTES:
             return None
-        return Kept(params, Output(features, logits), np.zeros(count, bool))
+        features, logits = (part if part is None else part.new_empty(count, *part.shape[1:]) for part in output[:2])
+        return Kept(tuple(params.values()), Output(features, logits), np.zeros(count, bool))

@@ -149,7 +149,7 @@ def answers_on(bench: ClientRuntime, data: ScheduledData) -> Answers | None:
     augmented = data.draws is not None and bench.augmentation is not None and bench.augmentation.changes_inputs
     if augmented or bench.device.type != "cpu" or uses_batch_statistics(bench.net.module):
         return None
-    return Answers(data.index)
+    return Answers(data.index, sum(data.lengths))
 
 
 def fused_steps(
