@@ -82,7 +82,7 @@ def beside_a_failure(row: Mapping[str, str], diverged: bool, mean: float | None)
 def with_order(tidy: pd.DataFrame) -> pd.DataFrame:
     """Return the tidy table with `rho`, `order` and `order_by`: of every column of the paper's table, the verdict on
     the order of its methods. Prints that are not suspect take part, and runs at the full protocol; where there are
-    none, those that depart from it in their data alone, all in the same training and test data: their values are not
+    none, those that depart from it in their data alone and have the same training and test data: their values are not
     judged."""
     found = pd.DataFrame({"rho": None, "order": "", "order_by": ""}, index=tidy.index, dtype=object)
     known = tidy["printed"].notna() & ~tidy["note"].str.startswith(("suspect", "failed"))

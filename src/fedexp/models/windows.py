@@ -16,7 +16,7 @@ def maxima(windows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
     """
     if not torch.is_grad_enabled():
         return F.linear(windows, weight, bias).amax(1)
-    if windows.device.type == "cpu" and not in_transform():
+    if windows.device.type == "cpu" and windows.dtype == weight.dtype and not in_transform():
         return _Maxima.apply(windows, weight, bias)
     return F.linear(windows, weight, bias).max(1).values
 
