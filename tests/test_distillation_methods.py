@@ -499,8 +499,15 @@ def test_fedalign_s_norm_is_that_of_the_singular_value():
     assert_close(spectral_norm(first, second), torch.linalg.matrix_norm(matrix, ord=2), 0.05)
 
 
+def trained_norms(net):
+    """Give the batch norms scales and shifts as after some training."""
+    for number, layer in enumerate(m for m in net.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+        layer.weight.data = 1 + 0.5 * random(len(layer.weight), seed=number)
+        layer.bias.data = random(len(layer.bias), seed=number + 100)
+
+
 def test_fedalign_s_narrow_stage():
-    """With the full width it is the stage itself, where there is no batch norm; with less, its first channels."""
+    """Of one convolution: with the full width it is the stage itself, with less its first channels."""
     cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,)).build((1, 8, 8), 4).double()
     cnn.keeps_maps = True
     before, after = cnn(random(5, 1, 8, 8)).maps
@@ -509,15 +516,64 @@ def test_fedalign_s_narrow_stage():
     assert_close(cnn.slim(params, before, 0.4), after[:, :8])  # 8 of 20: rounded to a multiple of 8
     cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,), batch_norm=True).build((1, 8, 8), 4).double().train()
     cnn.keeps_maps = True
+    trained_norms(cnn)
     before, after = cnn(random(5, 1, 8, 8)).maps
     params = dict(cnn.named_parameters())
-    assert_close(cnn.slim(params, before, 1.0), after, 1e-10)  # its norms are still 1 and 0
+    assert_close(cnn.slim(params, before, 1.0), after, 1e-10)
     assert_close(cnn.slim(params, before, 0.4), after[:, :8], 1e-10)
-    net = BottleneckResNet(widths=(4, 8, 32), blocks=2).build((3, 16, 16), 4).double().train()
+
+
+def released_stage(stage, x, width):
+    """Write once more what the authors' code does at a width below 1 (models/resnet_fedalign.py `reuse_feature`,
+    models/slimmable_ops.py `USConv2d` and `USBatchNorm2d`): input and output channels are sliced everywhere, and a
+    batch norm keeps scale and shift of the channels that are left."""
+
+    def layer(pair, x, stride=1):
+        convolution, norm = pair
+        outputs, inputs = (int(n * width + 4) // 8 * 8 for n in convolution.weight.shape[:2])
+        weight = convolution.weight[:outputs, :inputs]
+        x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+        return F.batch_norm(x, None, None, norm.weight[:outputs], norm.bias[:outputs], training=True)
+
+    for block in stage:
+        inner = F.relu(layer(block.second, F.relu(layer(block.first, x)), block.stride))
+        projected = layer(block.shortcut, x, block.stride) if isinstance(block.shortcut, torch.nn.Sequential) else x
+        x = F.relu(layer(block.third, inner) + projected)
+    return x
+
+
+def test_fedalign_s_narrow_stage_is_the_released_one():
+    net = BottleneckResNet(widths=(4, 16, 32), blocks=2).build((3, 16, 16), 4).double().train()
     net.keeps_maps = True
+    trained_norms(net)
     before, after = net(random(5, 3, 16, 16)).maps
-    assert_close(net.slim(dict(net.named_parameters()), before, 1.0), after, 1e-10)  # its norms are still 1 and 0
-    assert net.slim(dict(net.named_parameters()), before, 0.25).shape == (5, 32, 4, 4)
+    part, params = before[:, :16], dict(net.named_parameters())  # a quarter of 4 * 16
+    theirs = released_stage(net.stages[-1], part, 0.25)
+    assert_close(net.slim(params, part, 0.25), theirs, 1e-10)
+    assert_close(net.slim(params, before, 1.0), after, 1e-10)
+
+
+def test_fedalign_s_term_is_the_released_one():
+    """It compares the narrow stage with its narrow input, and reaches every parameter of the stage."""
+    algorithm, model = FedAlign(mu=0.5, width=0.25, clip=0.0), BottleneckResNet(widths=(4, 16, 32), blocks=1)
+    simulation = make_simulation(algorithm, model=model, sizes=(5, 4))
+    live = LiveNetwork(simulation.bench.net)
+    trained_norms(live.module)
+    params, schedule = live.params, assemble(simulation, simulation.initial_state(), 1).schedules[0]
+    batch = next(ScheduledData(simulation.bench, schedule).batches())
+    ctx = Context({}, {}, {}, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
+    ours = algorithm.objective(live, params, batch, ctx) - FedAvg().objective(live, params, batch, ctx)
+    output = live(params, batch.x)
+    before, after = (each.detach() for each in output.maps)
+    narrow = released_stage(live.module.stages[-1], before[:, :16], 0.25)
+    lipschitz = F.mse_loss(spectral_norm(before[:, :16], narrow), spectral_norm(before, after))
+    theirs = 0.5 * (F.cross_entropy(output.logits, batch.y) / lipschitz).item() * lipschitz
+    found, expected = (
+        dict(zip(params, torch.autograd.grad(each, list(params.values()), materialize_grads=True), strict=True))
+        for each in (ours, theirs)
+    )
+    assert_close(found, expected, 1e-10)
+    assert {k for k, v in expected.items() if v.abs().max() > 0} == {k for k in params if k.startswith("stages.2")}
 
 
 def test_fedalign_refuses_models_without_a_stage():
@@ -550,7 +606,7 @@ def test_fedalign_s_gradient():
     output = net(params, batch.x)
 
     def lipschitz(p):
-        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))
+        narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))  # an image of one channel, not less
         return ((narrow - spectral_norm(*output.maps)) ** 2).mean()
 
     scale = F.cross_entropy(output.logits, batch.y) / lipschitz(params)

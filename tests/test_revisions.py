@@ -50,6 +50,7 @@ CHANGED = {
     "algorithm=moon model.batch_norm=true": [],
     "algorithm=target scenario=class_incremental": [],
     "algorithm=fedfomo": [],
+    "algorithm=fedalign model=resnet56_bottleneck": ["algorithm=fedavg model=resnet56_bottleneck"],
 }
 
 

@@ -2,11 +2,11 @@
 
 M. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning", CVPR 2022, Eq.
 (4)-(6), and the authors' code; the comparison of FedNTD's Table 13. With f_in, f_out the input and output of the last
-stage, f_slim the output of its first `width` of the channels on f_in (a constant there), and s(a, b) the spectral norm
-of the "transmitting matrix" of two feature maps:
-    L = CE + mu * (CE / L_lip) * L_lip,   L_lip = MSE( s(f_in, f_slim), s(f_in, f_out) )
+stage, n_in the first `width` of the channels of f_in (a constant there), n_out what the first `width` of the channels
+of the stage make of n_in, and s(a, b) the spectral norm of the "transmitting matrix" of two feature maps:
+    L = CE + mu * (CE / L_lip) * L_lip,   L_lip = MSE( s(n_in, n_out), s(f_in, f_out) )
 where the quotient CE / L_lip is a constant to the gradient, as is s(f_in, f_out); gradients are clipped at norm `clip`.
-s: f_in is average-pooled to the size of the other map, X = F_in F^T / (h w), and s = sqrt(||m||) after 10 power
+s: a is average-pooled to the size of b, X = A B^T / (h w), and s = sqrt(||m||) after 10 power
 iterations m <- X X^T m / ||m|| from the vector of ones, an estimate of the root of the largest eigenvalue.
 Models: those with a last stage (models.Staged): model=resnet56_bottleneck of Table 13; for the CNNs, the last
 convolution.
@@ -25,7 +25,7 @@ from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.tree import Params
-from fedexp.models import Staged
+from fedexp.models import Staged, slim_channels
 
 log = logging.getLogger("fedexp")
 ITERATIONS, SMALLEST = 10, 1e-12
@@ -75,7 +75,8 @@ class FedAlign(FedAvg):
         output = net(params, batch.x)
         loss = masked_mean(F.cross_entropy(output.logits, batch.y, reduction="none"), batch.mask)
         before, after = (m.detach() for m in output.maps)
-        narrow = spectral_norm(before, net.slim(params, before, self.width, batch.mask))
+        part = before[:, : slim_channels(before.shape[1], self.width)]
+        narrow = spectral_norm(part, net.slim(params, part, self.width, batch.mask))
         lipschitz = masked_mean((narrow - spectral_norm(before, after)) ** 2, batch.mask)
         scale = (loss / lipschitz.clamp(min=SMALLEST)).detach()
         return loss + self.mu * scale * lipschitz

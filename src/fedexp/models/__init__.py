@@ -58,8 +58,9 @@ class Staged(Protocol):
     keeps_maps: bool  # set: `Output.maps` is filled
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """Return the output [B, ., h, w] of the last stage on its input x, with the first `width` of the channels of
-        every convolution in it, and batch norm (where there is any) on batch statistics without scale and shift."""
+        """Return the output [B, ., h, w] of the last stage with the first `width` of the output channels of every
+        convolution in it, and the first of its input channels. x: the first channels of the stage's input. Batch norm,
+        where there is any, takes batch statistics, and scale and shift of the channels that are left."""
 
 
 def slim_channels(channels: int, width: float) -> int:

@@ -116,14 +116,16 @@ class CNNModule(nn.Module):
         return tuple(activations)
 
     def slim(self, params: Params, x: torch.Tensor, width: float) -> torch.Tensor:
-        """Apply the last convolution with fewer output channels (see models.Staged)."""
-        name = f"convolutions.{len(self.convolutions) - 1}"
+        """Apply the last convolution with fewer channels (see models.Staged)."""
+        last = len(self.convolutions) - 1
+        name, norm = f"convolutions.{last}", f"norms.{last}"
         channels = slim_channels(len(params[f"{name}.weight"]), width)
+        weight = params[f"{name}.weight"][:channels, : x.shape[1]]
         if f"{name}.bias" in params:
-            weight, bias = (params[f"{name}.{kind}"][:channels] for kind in ("weight", "bias"))
-            return pooled(F.conv2d(x, weight, bias, padding=self.padding))
-        x = F.conv2d(x, params[f"{name}.weight"][:channels], padding=self.padding)
-        return pooled(F.batch_norm(x, None, None, training=True))
+            return pooled(F.conv2d(x, weight, params[f"{name}.bias"][:channels], padding=self.padding))
+        scale, shift = (params[f"{norm}.{kind}"][:channels] for kind in ("weight", "bias"))
+        x = F.conv2d(x, weight, padding=self.padding)
+        return pooled(F.batch_norm(x, None, None, scale, shift, training=True))
 
     def forward(self, x: torch.Tensor) -> Output:
         maps = self._convolved(x)

@@ -228,7 +228,8 @@ class BottleneckResNetModule(nn.Module):
                 weight = params[f"{name}.{part}.0.weight"]
                 weight = weight[: slim_channels(len(weight), width), : x.shape[1]]
                 x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
-                return F.batch_norm(x, None, None, training=True)
+                scale, shift = (params[f"{name}.{part}.1.{kind}"][: len(weight)] for kind in ("weight", "bias"))
+                return F.batch_norm(x, None, None, scale, shift, training=True)
 
             inner = F.relu(layer("second", F.relu(layer("first", x)), block.stride))
             shortcut = layer("shortcut", x, block.stride) if f"{name}.shortcut.0.weight" in params else x

@@ -81,6 +81,7 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "Moon", 2, "a client's first previous model has its own statistics", moon_has_changed),
     Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
     Revision("algorithm", "FedFOMO", 2, "validation examples by their numbers, an average with the first n_k"),
+    Revision("algorithm", "FedAlign", 2, "the narrow stage has the first channels of its input, and scale and shift"),
     Revision(
         "partition", "File", 2, "its numbers count the surrogate examples too",
         lambda container: bool(value_of(container, "surrogate.fraction")),
