@@ -49,7 +49,7 @@ def spectral_norm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True, kw_only=True)
 class FedAlign(FedAvg):
     inputs = ("images",)
-    hint = f"it hardly learns with a last stage without batch norm; use {NORMED}"
+    hint = f"it learns less with a last stage without batch norm; use {NORMED}"
 
     mu: float  # weight of the smoothing relative to the cross-entropy, >= 0
     width: float  # of the narrow last stage
@@ -67,7 +67,7 @@ class FedAlign(FedAvg):
                 "(the paper's) or a cnn"
             )
         if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
-            log.warning("FedAlign hardly learns with a last stage without batch norm; use %s", NORMED)
+            log.warning("FedAlign learns less with a last stage without batch norm; use %s", NORMED)
         module.keeps_maps = True
         return module
 
