@@ -50,6 +50,11 @@ CHANGED = {
     "algorithm=moon model.batch_norm=true": [],
     "algorithm=target scenario=class_incremental": [],
     "algorithm=fedfomo": [],
+    "algorithm=affcl scenario=class_incremental scenario.order=per_client": [
+        "algorithm=affcl scenario=class_incremental",
+        "algorithm=fedlwf scenario=class_incremental scenario.order=per_client",
+    ],
+    "algorithm=affcl scenario=class_incremental scenario.blur=0.1": [],
 }
 
 

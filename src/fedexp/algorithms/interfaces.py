@@ -89,6 +89,7 @@ class Federation:
     weighting: str  # examples | uniform
     task: int = 0  # of a scenario of several, from 0: `parts` and `counts` are those of this task
     tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
+    met: tuple[int, ...] | None = None  # classes that clients held in earlier tasks; None: those of these tasks
     surrogate: tuple[np.ndarray, ...] = ()  # client -> numbers of its unlabelled examples; empty: there are none
     unlabelled: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # numbers of all of them
 
@@ -113,6 +114,11 @@ class Federation:
     def classes_before(self) -> list[int]:
         """Return the classes of the tasks before this one, ascending."""
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
+
+    def classes_met(self) -> list[int]:
+        """Return the classes of which some client has held examples in the tasks before this one, ascending. They are
+        others than `classes_before` where clients meet the tasks in different orders, or tasks are blurred."""
+        return self.classes_before() if self.met is None else sorted(self.met)
 
 
 @dataclass(frozen=True)

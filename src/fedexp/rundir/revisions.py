@@ -61,6 +61,10 @@ def balances_classes(container: Values) -> bool:
     return bool(value_of(container, "scenario.replay")) and has(scenario__replay_policy="class_balanced")(container)
 
 
+def mixes_tasks(container: Values) -> bool:
+    return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
+
+
 SHARED = "class_balanced keeps examples of later tasks of a class too"
 LOCAL_DROPS = "local round forgetting begins in round 2"
 FIRST = (
@@ -81,6 +85,7 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "Moon", 2, "a client's first previous model has its own statistics", moon_has_changed),
     Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
     Revision("algorithm", "FedFOMO", 2, "validation examples by their numbers, an average with the first n_k"),
+    Revision("algorithm", "AFFCL", 2, "features of earlier tasks are of all classes that were met", mixes_tasks),
     Revision(
         "partition", "File", 2, "its numbers count the surrogate examples too",
         lambda container: bool(value_of(container, "surrogate.fraction")),
