@@ -1,12 +1,13 @@
 """FedALA, FedRoD, FedFOMO, FedPAC: what stays personal, what is averaged, and every formula written out."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.fedala import FedALA
@@ -46,6 +47,29 @@ def context(simulation, rounds, position):
     ctx = Context(sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL)
     client = cohort.clients[position]
     return replace(ctx, setup=simulation.algorithm.client_setup(simulation.bench.net, data, ctx)), data, client, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmoved(Normed):
+    """A model whose batch norm goes by the batch at hand in evaluation too, as that of resnet10."""
+
+    def build(self, shape, num_classes):
+        module = super().build(shape, num_classes)
+        module.norm = nn.BatchNorm2d(3, track_running_stats=False)
+        return module
+
+
+@pytest.mark.parametrize("method", ["ala", "fomo"])
+def test_padding_is_in_no_statistic(method):
+    """Of six examples, beside a client of twenty: what is padded to the number of the latter's counts no more than
+    where the client is alone."""
+    simulation = make_simulation(globals()[method](), model=Unmoved(), sizes=(6, 20), participation=1.0)
+    ctx, data, _, _ = context(simulation, 2, 0)
+    own = int(ctx.plan["mask"].sum())
+    assert 1 < own < len(ctx.plan["mask"])
+    alone = {name: value[:own] if name in ("numbers", "mask") else value for name, value in ctx.plan.items()}
+    setup = simulation.algorithm.client_setup(simulation.bench.net, data, replace(ctx, plan=alone))
+    assert_close(ctx.setup, setup)
 
 
 # --- FedALA

@@ -58,6 +58,10 @@ CHANGED = {
 }
 
 
+# Of a method that was corrected before, with which model it was corrected again.
+AGAIN = {"algorithm=fedala": "model=resnet10", "algorithm=fedfomo": "model=resnet10"}
+
+
 @functools.cache
 def container(line):
     """What a command line stands for; nobody changes it."""
@@ -81,6 +85,14 @@ def test_a_correction_changes_the_fingerprint_of_what_it_concerns_alone(line, ot
         assert other["revisions"] == {}
         assert fingerprint(other) == fingerprint(as_before(other))
         assert outdated(as_before(other)) == []
+
+
+@pytest.mark.parametrize(("line", "more"), AGAIN.items())
+def test_a_second_correction_of_a_method_has_the_next_number(line, more):
+    before, now = container(line), container(f"{line} {more}")
+    assert (latest(before), latest(now)) == ({"algorithm": 2}, {"algorithm": 3})
+    (told,) = outdated(now | {"revisions": {"algorithm": 2}})
+    assert "padding" in told
 
 
 def test_every_correction_has_a_line_above():

@@ -61,10 +61,17 @@ def balances_classes(container: Values) -> bool:
     return bool(value_of(container, "scenario.replay")) and has(scenario__replay_policy="class_balanced")(container)
 
 
+def counts_the_batch(container: Values) -> bool:
+    """Tell whether the model may have batch norm without running statistics: resnet10, and models of users."""
+    target = str(value_of(container, "model._target_") or "fedexp.")
+    return target.endswith(".CifarResNet") or not target.startswith("fedexp.")
+
+
 def mixes_tasks(container: Values) -> bool:
     return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
 
 
+PADDING = "batch norm on the batch at hand leaves out padding"
 SHARED = "class_balanced keeps examples of later tasks of a class too"
 LOCAL_DROPS = "local round forgetting begins in round 2"
 FIRST = (
@@ -86,6 +93,8 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
     Revision("algorithm", "FedFOMO", 2, "validation examples by their numbers, an average with the first n_k"),
     Revision("algorithm", "AFFCL", 2, "features of earlier tasks are of all classes that were met", mixes_tasks),
+    Revision("algorithm", "FedALA", 3, PADDING, counts_the_batch),
+    Revision("algorithm", "FedFOMO", 3, PADDING, counts_the_batch),
     Revision(
         "partition", "File", 2, "its numbers count the surrogate examples too",
         lambda container: bool(value_of(container, "surrogate.fraction")),
