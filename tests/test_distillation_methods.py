@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms import feddf
+from fedexp.algorithms import distillation, feddf
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedalign import FedAlign, spectral_norm
 from fedexp.algorithms.feddf import FedDF
@@ -29,7 +29,19 @@ from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
-from toy_federation import LOCAL, PLAIN, assemble, assert_close, broadcast, describe, flat, make_simulation, play
+from toy_federation import (
+    LOCAL,
+    PLAIN,
+    Normed,
+    Unmoved,
+    assemble,
+    assert_close,
+    broadcast,
+    describe,
+    flat,
+    make_simulation,
+    play,
+)
 
 
 def random(*shape, seed=0):
@@ -284,6 +296,22 @@ def test_feddf_returns_a_student_even_where_the_average_is_better():
     about = replace(about, public=AlwaysRight(simulation.stages[0].public))
     refined = algorithm.refine(LiveNetwork(simulation.bench.net), server, trained.messages, about)
     assert (flat(refined["params"]) - flat(server["params"])).abs().max() > 1
+
+
+@pytest.mark.parametrize(("model", "sizes"), [(None, [4, 4, 1]), (Normed(), [4, 4]), (Unmoved(), [4, 4])])
+def test_a_server_leaves_out_a_batch_of_one_where_batch_norm_compares(model, sizes):
+    """Nine public examples in batches of four: as on a client, one example is no batch for batch norm, whether or not
+    it keeps running statistics; without batch norm it is one."""
+    simulation = make_simulation(df(batch_size=4), model=model, public=0.225, sizes=(3, 7, 8, 10))
+    net, public = LiveNetwork(simulation.bench.net), simulation.stages[0].public
+    batches, found = distillation.minibatches(np.random.default_rng(0), len(public), 4, 1), []
+
+    def loss(student, labels, numbers):
+        found.append(len(numbers))
+        return F.cross_entropy(student, labels)
+
+    distillation.fit(net, public, batches, loss, lambda params, grads: None)
+    assert found == sizes
 
 
 def test_feddf_needs_two_public_examples_to_validate():

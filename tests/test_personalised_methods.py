@@ -1,13 +1,12 @@
 """FedALA, FedRoD, FedFOMO, FedPAC: what stays personal, what is averaged, and every formula written out."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.fedala import FedALA
@@ -25,6 +24,7 @@ from toy_federation import (
     LARGER,
     LOCAL,
     Normed,
+    Unmoved,
     advance,
     assemble,
     assert_close,
@@ -47,16 +47,6 @@ def context(simulation, rounds, position):
     ctx = Context(sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL)
     client = cohort.clients[position]
     return replace(ctx, setup=simulation.algorithm.client_setup(simulation.bench.net, data, ctx)), data, client, state
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unmoved(Normed):
-    """A model whose batch norm goes by the batch at hand in evaluation too, as that of resnet10."""
-
-    def build(self, shape, num_classes):
-        module = super().build(shape, num_classes)
-        module.norm = nn.BatchNorm2d(3, track_running_stats=False)
-        return module
 
 
 @pytest.mark.parametrize("method", ["ala", "fomo"])

@@ -50,6 +50,15 @@ CHANGED = {
     "algorithm=moon model.batch_norm=true": [],
     "algorithm=target scenario=class_incremental": [],
     "algorithm=fedfomo": [],
+    "algorithm=flashback model=resnet10 public.fraction=0.1": [
+        "algorithm=flashback public.fraction=0.1",
+        "algorithm=flashback model=resnet18 public.fraction=0.1",  # it keeps running statistics
+        "algorithm=flashback model=resnet10 algorithm.on_server=false",
+    ],
+    "algorithm=cfed model=resnet10 algorithm.server_distillation=true surrogate.fraction=0.1": [
+        "algorithm=cfed model=resnet10 surrogate.fraction=0.1"
+    ],
+    "algorithm=feddf model=resnet10 public.fraction=0.1": ["algorithm=feddf public.fraction=0.1"],
     "algorithm=affcl scenario=class_incremental scenario.order=per_client": [
         "algorithm=affcl scenario=class_incremental",
         "algorithm=fedlwf scenario=class_incremental scenario.order=per_client",

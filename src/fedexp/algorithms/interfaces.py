@@ -41,6 +41,7 @@ class ServerNetwork(Network, Protocol):
     """The network with which `refine` trains the global model."""
 
     params: Params  # the model in training; changed in place
+    mixes_examples: bool  # its batch norm needs batches of at least two examples
 
     def load(self, params: Params, buffers: Params) -> None:
         """Start from this model."""

@@ -16,6 +16,7 @@ from fedexp.core.tree import Params
 from fedexp.engine.answers import Answers
 from fedexp.models import Output
 from fedexp.models.batch_norm import keeps_statistics, leaving_out_padding
+from fedexp.models.own import has_batch_norm
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
@@ -149,6 +150,7 @@ class LiveNetwork(FunctionalNetwork):
         self.frozen, self.precision, self.dtype, self.names = frozen, frozen.precision, frozen.dtype, frozen.names
         self.trained = frozen.trained
         self.module = copy.deepcopy(frozen.module).train()
+        self.mixes_examples = has_batch_norm(self.module)
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name in self.trained)
         self._own: Params = trainable(self.module)

@@ -67,10 +67,17 @@ def counts_the_batch(container: Values) -> bool:
     return target.endswith(".CifarResNet") or not target.startswith("fedexp.")
 
 
+def distils_by_the_batch(container: Values) -> bool:
+    """Tell whether a server may distil into a model with batch norm and without running statistics."""
+    distils = value_of(container, "algorithm.on_server") is not False  # of Flashback
+    return distils and counts_the_batch(container)
+
+
 def mixes_tasks(container: Values) -> bool:
     return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
 
 
+SINGLE = "distillation leaves out a batch of one example"
 PADDING = "batch norm on the batch at hand leaves out padding"
 SHARED = "class_balanced keeps examples of later tasks of a class too"
 LOCAL_DROPS = "local round forgetting begins in round 2"
@@ -93,6 +100,12 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
     Revision("algorithm", "FedFOMO", 2, "validation examples by their numbers, an average with the first n_k"),
     Revision("algorithm", "AFFCL", 2, "features of earlier tasks are of all classes that were met", mixes_tasks),
+    Revision("algorithm", "FedDF", 3, SINGLE, distils_by_the_batch),
+    Revision("algorithm", "Flashback", 2, SINGLE, distils_by_the_batch),
+    Revision(
+        "algorithm", "CFeD", 3, SINGLE,
+        lambda container: has(algorithm__server_distillation=True)(container) and counts_the_batch(container),
+    ),
     Revision("algorithm", "FedALA", 3, PADDING, counts_the_batch),
     Revision("algorithm", "FedFOMO", 3, PADDING, counts_the_batch),
     Revision(
