@@ -387,6 +387,45 @@ def test_fedka_chooses_by_loss(selection):
         assert any(torch.equal(x, other) for other in best.values())
 
 
+@pytest.mark.parametrize("model", [Normed(), Unmoved()], ids=["running", "batch"])
+def test_what_fills_fedka_s_slots_is_in_no_statistic(model):
+    """Loss and running statistics are those of the anchors that there are, and of the batch alone without any."""
+    simulation, algorithm = make_simulation(model=model), ka(beta=0.3)
+    x, y = simulation.bench.load_train(torch.arange(8), None)
+    teacher, batch = random(3, 4, seed=4), Batch(x[:5], y[:5], None, 0)
+
+    def step(count, slots=3):
+        """The loss with so many anchors in so many slots, and the running statistics after it."""
+        net = LiveNetwork(simulation.bench.net)
+        net.load(simulation.initial, simulation.initial_buffers)
+        plan = {"valid": (torch.arange(slots) < count).double(), "columns": torch.ones(4).double()}
+        setup, steps = {"x": x[5:][:slots], "z": teacher[:slots]}, torch.tensor(2.0).double()
+        ctx = Context({}, {}, {}, plan, setup, 0.1, steps, LOCAL)
+        return algorithm.objective(net, net.params, batch, ctx).detach(), net.buffers()
+
+    assert_close(step(1), step(1, slots=1))
+    alone, net = FedAvg(), LiveNetwork(simulation.bench.net)
+    net.load(simulation.initial, simulation.initial_buffers)
+    loss = alone.objective(net, net.params, batch, Context({}, {}, {}, {}, {}, 0.1, y, LOCAL)).detach()
+    assert_close(step(0), (loss, net.buffers()))
+
+
+def test_a_teacher_of_fedka_answers_on_the_anchors_alone():
+    """Two anchors in four slots, with batch norm that goes by the batch at hand; without any, answers are finite."""
+    simulation, algorithm = make_simulation(model=Unmoved()), ka()
+    params, net = simulation.initial, simulation.bench.net
+    data = ScheduledData(simulation.bench, assemble(simulation, simulation.initial_state(), 1).schedules[0])
+
+    def answers(count, slots=4):
+        numbers, ones = torch.arange(slots)[:, None], torch.ones(slots, 1).double()
+        plan = {"numbers": numbers, "candidate": ones, "valid": (numbers[:, 0] < count).double()}
+        ctx = Context({"params": params}, {}, {}, plan, {}, 0.1, torch.tensor(2.0).double(), LOCAL)
+        return algorithm.client_setup(net, data, ctx)["z"]
+
+    assert_close(answers(2)[:2], answers(2, slots=2))
+    assert answers(0).isfinite().all()
+
+
 def test_fedka_s_loss_by_loops():
     algorithm, algorithm_mean, C = ka(beta=0.3), ka(beta=0.3, reduction="mean"), 4
     x, y, anchors = random(5, 2, seed=1), torch.tensor([0, 1, 2, 3, 0]), random(3, 2, seed=2)

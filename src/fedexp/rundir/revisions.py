@@ -67,6 +67,12 @@ def counts_the_batch(container: Values) -> bool:
     return target.endswith(".CifarResNet") or not target.startswith("fedexp.")
 
 
+def has_batch_norm(container: Values) -> bool:
+    """Tell whether the model may have batch norm: all but those without, and CNNs that are given none."""
+    target = str(value_of(container, "model._target_") or ".CNN")
+    return not target.endswith((".CNN", ".LSTM", ".TextCNN")) or value_of(container, "model.batch_norm") is True
+
+
 def distils_by_the_batch(container: Values) -> bool:
     """Tell whether a server may distil into a model with batch norm and without running statistics."""
     distils = value_of(container, "algorithm.on_server") is not False  # of Flashback
@@ -106,6 +112,7 @@ REVISIONS: tuple[Revision, ...] = (
         "algorithm", "CFeD", 3, SINGLE,
         lambda container: has(algorithm__server_distillation=True)(container) and counts_the_batch(container),
     ),
+    Revision("algorithm", "FedKA", 2, "batch norm leaves out what fills up the anchors", has_batch_norm),
     Revision("algorithm", "FedALA", 3, PADDING, counts_the_batch),
     Revision("algorithm", "FedFOMO", 3, PADDING, counts_the_batch),
     Revision(
