@@ -59,6 +59,7 @@ CHANGED = {
         "algorithm=cfed model=resnet10 surrogate.fraction=0.1"
     ],
     "algorithm=feddf model=resnet10 public.fraction=0.1": ["algorithm=feddf public.fraction=0.1"],
+    "algorithm=fedreg model=resnet18": ["algorithm=fedreg", "algorithm=fedreg model=resnet10"],
     "algorithm=fedka model=resnet50": ["algorithm=fedka", "algorithm=fedavg model=resnet50"],
     "algorithm=fedka model.batch_norm=true": ["algorithm=fedka model=t_cnn"],
     "algorithm=affcl scenario=class_incremental scenario.order=per_client": [

@@ -26,8 +26,11 @@ class Network(Protocol):
         """Return the output for inputs x [n, ...]. mask [n]: 1 = example, 0 = padding, which batch norm leaves out of
         its statistics; None: every row counts, or, where x is the x of a batch, its rows as `Batch.mask` has them."""
 
-    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
-        """Return (gradient, value) of a scalar function of the parameters; inside, these run in train mode."""
+    def gradient(
+        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, torch.Tensor]:
+        """Return (gradient, value) of a scalar function of the parameters; inside, these run in train mode. moves:
+        whether that moves the running statistics of the model in training."""
 
     def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return the last stage of a model that has one, with fewer channels (see models.Staged); mask as above, None:

@@ -49,12 +49,16 @@ def cfed_has_changed(container: Values) -> bool:
     )
 
 
-def moon_has_changed(container: Values) -> bool:
-    """Tell whether clients that take part late compare with a model that has running statistics."""
+def has_statistics(container: Values) -> bool:
+    """Tell whether the model may have running statistics."""
     target = str(value_of(container, "model._target_") or ".CNN")  # noted by all versions but the first, with its CNN
     without = target.endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
-    statistics = not without or value_of(container, "model.batch_norm") is True
-    return statistics and value_of(container, "participation") != 1
+    return not without or value_of(container, "model.batch_norm") is True
+
+
+def moon_has_changed(container: Values) -> bool:
+    """Tell whether clients that take part late compare with a model that has running statistics."""
+    return has_statistics(container) and value_of(container, "participation") != 1
 
 
 def balances_classes(container: Values) -> bool:
@@ -112,6 +116,7 @@ REVISIONS: tuple[Revision, ...] = (
         "algorithm", "CFeD", 3, SINGLE,
         lambda container: has(algorithm__server_distillation=True)(container) and counts_the_batch(container),
     ),
+    Revision("algorithm", "FedReg", 2, "generated images do not enter running statistics", has_statistics),
     Revision("algorithm", "FedKA", 2, "batch norm leaves out what fills up the anchors", has_batch_norm),
     Revision("algorithm", "FedALA", 3, PADDING, counts_the_batch),
     Revision("algorithm", "FedFOMO", 3, PADDING, counts_the_batch),
