@@ -13,10 +13,12 @@ from fedexp.algorithms.affcl import AFFCL, credibility
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.heads import BIAS, WEIGHT
 from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
+from fedexp.training.division import divide
 from test_continual import stream
 from test_skew_methods import Table, logits
-from toy_federation import LOCAL, make_simulation, play
+from toy_federation import LOCAL, composed, make_simulation, play
 
 AF = AFFCL(replay=0.3, kd_last=0.6, kd_feature=0.7, kd_output=0.8, flow_last=0.4, theta=0.25, credibility="latent",
            hidden=3, bank=8)  # fmt: skip
@@ -181,3 +183,27 @@ def test_bad_values(given, message):
         replace(AF, **given)
     with pytest.raises(ConfigError, match="scenario="):
         make_simulation(AF)
+
+
+@pytest.mark.parametrize(
+    ("changed", "met"),
+    [
+        ((), [[], [0, 1, 2], [0, 1, 2, 3, 4, 5]]),
+        (("scenario.order=per_client",), [[], list(range(10)), list(range(10))]),
+    ],
+)
+def test_features_are_drawn_of_the_classes_that_clients_have_met(changed, met):
+    """Ten classes in tasks of 3, 3 and 4. Where clients meet the tasks in orders of their own, some client has met each
+    class at the first stage: serverPreciseFCL.py unites `classes_so_far` of all users, and before the next task keeps
+    that as `available_labels_past`."""
+    given = ("scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=6", "rounds=1")
+    _, parts = divide(build(composed(*given, *changed)))
+    algorithm = replace(AF, bank=1000)
+    object.__setattr__(algorithm, "shape", flow(4).flow)
+    for stage, classes in enumerate(met):
+        info = parts[stage].federation
+        assert info.classes_met() == classes
+        plan = algorithm.host_plan(info, 0, np.random.default_rng(0))
+        now = set(np.flatnonzero(info.counts.sum(0)).tolist())
+        assert set(plan["new_labels"].tolist()) == set(classes) | now
+        assert set(plan["old_labels"].tolist() if stage else []) == set(classes)

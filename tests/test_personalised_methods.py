@@ -24,6 +24,7 @@ from toy_federation import (
     LARGER,
     LOCAL,
     Normed,
+    Unmoved,
     advance,
     assemble,
     assert_close,
@@ -46,6 +47,19 @@ def context(simulation, rounds, position):
     ctx = Context(sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL)
     client = cohort.clients[position]
     return replace(ctx, setup=simulation.algorithm.client_setup(simulation.bench.net, data, ctx)), data, client, state
+
+
+@pytest.mark.parametrize("method", ["ala", "fomo"])
+def test_padding_is_in_no_statistic(method):
+    """Of six examples, beside a client of twenty: what is padded to the number of the latter's counts no more than
+    where the client is alone."""
+    simulation = make_simulation(globals()[method](), model=Unmoved(), sizes=(6, 20), participation=1.0)
+    ctx, data, _, _ = context(simulation, 2, 0)
+    own = int(ctx.plan["mask"].sum())
+    assert 1 < own < len(ctx.plan["mask"])
+    alone = {name: value[:own] if name in ("numbers", "mask") else value for name, value in ctx.plan.items()}
+    setup = simulation.algorithm.client_setup(simulation.bench.net, data, replace(ctx, plan=alone))
+    assert_close(ctx.setup, setup)
 
 
 # --- FedALA

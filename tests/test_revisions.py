@@ -51,7 +51,28 @@ CHANGED = {
     "algorithm=target scenario=class_incremental": [],
     "algorithm=fedfomo": [],
     "algorithm=fedalign model=resnet56_bottleneck": ["algorithm=fedavg model=resnet56_bottleneck"],
+    "algorithm=flashback model=resnet10 public.fraction=0.1": [
+        "algorithm=flashback public.fraction=0.1",
+        "algorithm=flashback model=resnet18 public.fraction=0.1",  # it keeps running statistics
+        "algorithm=flashback model=resnet10 algorithm.on_server=false",
+    ],
+    "algorithm=cfed model=resnet10 algorithm.server_distillation=true surrogate.fraction=0.1": [
+        "algorithm=cfed model=resnet10 surrogate.fraction=0.1"
+    ],
+    "algorithm=feddf model=resnet10 public.fraction=0.1": ["algorithm=feddf public.fraction=0.1"],
+    "algorithm=fedreg model=resnet18": ["algorithm=fedreg", "algorithm=fedreg model=resnet10"],
+    "algorithm=fedka model=resnet50": ["algorithm=fedka", "algorithm=fedavg model=resnet50"],
+    "algorithm=fedka model.batch_norm=true": ["algorithm=fedka model=t_cnn"],
+    "algorithm=affcl scenario=class_incremental scenario.order=per_client": [
+        "algorithm=affcl scenario=class_incremental",
+        "algorithm=fedlwf scenario=class_incremental scenario.order=per_client",
+    ],
+    "algorithm=affcl scenario=class_incremental scenario.blur=0.1": [],
 }
+
+
+# Of a method that was corrected before, with which model it was corrected again.
+AGAIN = {"algorithm=fedala": "model=resnet10", "algorithm=fedfomo": "model=resnet10"}
 
 
 @functools.cache
@@ -77,6 +98,14 @@ def test_a_correction_changes_the_fingerprint_of_what_it_concerns_alone(line, ot
         assert other["revisions"] == {}
         assert fingerprint(other) == fingerprint(as_before(other))
         assert outdated(as_before(other)) == []
+
+
+@pytest.mark.parametrize(("line", "more"), AGAIN.items())
+def test_a_second_correction_of_a_method_has_the_next_number(line, more):
+    before, now = container(line), container(f"{line} {more}")
+    assert (latest(before), latest(now)) == ({"algorithm": 2}, {"algorithm": 3})
+    (told,) = outdated(now | {"revisions": {"algorithm": 2}})
+    assert "padding" in told
 
 
 def test_every_correction_has_a_line_above():

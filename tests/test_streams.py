@@ -8,7 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedexp.algorithms.feddmc import FedDMC
+from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
+from fedexp.algorithms.glfc import GLFC
+from fedexp.algorithms.target import TARGET
 from fedexp.analysis.report import task_measures
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
@@ -20,7 +23,7 @@ from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training.division import divide
 from test_views import full_run
-from toy_federation import composed, make_simulation
+from toy_federation import composed, make_simulation, play, play_round
 
 TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(3)]
 STREAM = dict(rounds_per_task=2, num_tasks=2, shuffle_classes=False, classes=None, split=None, evaluate_on="test")
@@ -118,6 +121,22 @@ def test_methods_of_separate_tasks_refuse_mixed_ones(algorithm, changed):
     (option,) = changed
     with pytest.raises(ConfigError, match=rf"scenario\.{option}=.*one task at a time"):
         make_simulation(algorithm, scenario=ClassIncremental(**STREAM, **changed), surrogate=0.2)
+
+
+def test_methods_of_separate_tasks_refuse_a_replay_buffer():
+    """The loss of an old example is infinite under FedMultiHead's head of the present task, and 1e30 under TARGET's
+    (finite, so that a run would go on). GLFC, which keeps examples itself, and FedLwF train on a buffer."""
+    made = dict(batches=2, batch_size=4, steps=3, width=3, lr_generator=0.05, temperature=2.0)
+    target = TARGET(kd=5.0, **made)
+    glfc = GLFC(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=True, proxy=False)
+    given = dict(scenario=ClassIncremental(**STREAM, replay=3), participation=1.0, rounds=2)
+    for algorithm in (DMC, FedMultiHead(), target):
+        with pytest.raises(ConfigError, match=r"scenario\.replay=3: .*one task at a time"):
+            make_simulation(algorithm, surrogate=0.2, **given)
+    for algorithm in (glfc, FedLwF(lambda_d=0.1, temperature=2.0)):
+        simulation = make_simulation(algorithm, **given)
+        state = play(simulation, 3)
+        assert 0 < play_round(simulation, state).train_loss < 10
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ and p' are model and flow at the end of the last task; h', z' the features and l
 classifier g and features h~ with labels y~ drawn from the flow, of all classes met so far,
     L = CE(z, y) + kd_last [ kd_feature mean_d (h'_d - h_d)^2 + kd_output L_d(z, z') ]
         + replay { e * mean_j w_j CE(g(h~_j), y~_j) + kd_last kd_output L_d(g(h~), g'(h~)) }
-        - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },   h~', y~' drawn from p', of the classes before
+        - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },   h~', y~' drawn from p', of the classes met before
     P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta
     w_j = mean_d N(s_jd; mean and variance of u_d over the examples of class y~_j in the batch), P where it has none.
 The second line trains the classifier alone, the third the flow alone; L_d: see continual.py, with T = 2. In task 1
@@ -91,9 +91,9 @@ class AFFCL(Remembering):
 
     def host_plan(self, info: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return noise and labels of the features that are drawn in this round, and of those of the old flow."""
-        met = np.union1d(info.classes_before(), np.flatnonzero(info.counts.sum(0))).astype(np.int64)
-        plan = self.draw("new", met, rng)
-        return plan | (self.draw("old", np.array(info.classes_before()), rng) if info.task else {})
+        before = np.array(info.classes_met(), dtype=np.int64)
+        plan = self.draw("new", np.union1d(before, np.flatnonzero(info.counts.sum(0))), rng)
+        return plan | (self.draw("old", before, rng) if info.task else {})
 
     def draw(self, name: str, classes: np.ndarray, rng: np.random.Generator) -> Tree:
         noise, labels = rng.normal(size=(self.bank, self.shape.width)), rng.choice(classes, self.bank)

@@ -36,9 +36,8 @@ def fit(
 ) -> None:
     """Train the model that `net` has loaded. Batches of one example are left out where batch norm has none to compare
     with. `dropout` draws that of texts; None: without."""
-    single = not net.buffers()
     for numbers in batches:
-        if len(numbers) > 1 or single:
+        if len(numbers) > 1 or not net.mixes_examples:
             x, y = public.take(numbers) if dropout is None else public.take(numbers, dropout)
             value = loss(net(net.params, x).logits, y, numbers)
             grads = torch.autograd.grad(value, list(net.params.values()), materialize_grads=True)

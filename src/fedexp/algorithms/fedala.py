@@ -64,8 +64,8 @@ class FedALA(FedAvg):
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Return the weights W as this client will use them."""
         x, y = data.take(ctx.plan["numbers"])
-        features = net(ctx.server["params"], x).features
-        return {"W": self.learn(features, y, ctx.plan["mask"].to(features.dtype), ctx)}
+        mask = ctx.plan["mask"].to(ctx.steps.dtype)
+        return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
 
     def learn(self, features: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, ctx: Context) -> Params:
         old = ctx.client["head"]

@@ -134,7 +134,7 @@ class FedFOMO(FedAvg):
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
 
         def loss(model: Params) -> torch.Tensor:
-            return masked_mean(F.cross_entropy(net(model, x).logits, y, reduction="none"), mask)
+            return masked_mean(F.cross_entropy(net(model, x, mask).logits, y, reduction="none"), mask)
 
         reference, gains = loss(base), []
         for model in [*(tree.row(ctx.personal["models"], j) for j in range(self.models)), own]:

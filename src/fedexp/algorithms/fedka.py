@@ -17,7 +17,7 @@ Switches: `anchors` both | non_dominant | missing (ablations N and M, with the s
 non-dominant class's example: random, hard (largest cross-entropy of the global model) or proficient (smallest).
 Unstated and chosen here: anchors go through the network together with the mini-batch, so that batch norm sees one
 batch; the teacher's outputs are in eval mode. Where there are fewer anchors than slots, slots repeat them (or, without
-any, examples of the client) with weight 0.
+any, examples of the client) with weight 0, also in batch norm.
 """
 
 import math
@@ -97,7 +97,7 @@ class FedKA(FedAvg):
         numbers = ctx.plan["numbers"]
         slots, width = numbers.shape
         x, y = data.take(numbers.flatten())
-        logits = net(ctx.server["params"], x).logits
+        logits = net(ctx.server["params"], x, self.rows_that_count(ctx)).logits
         if width == 1:
             return {"x": x, "z": logits}
         hardness = F.cross_entropy(logits, y, reduction="none").view(slots, width)
@@ -106,13 +106,18 @@ class FedKA(FedAvg):
         index = score.argmax(-1) + width * torch.arange(slots, device=score.device)
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
+    def rows_that_count(self, ctx: Context) -> torch.Tensor:
+        """Return which candidates batch norm counts where it goes by the batch at hand, [slots * width]: not those that
+        fill up slots; all, where there is no anchor and nothing that follows counts."""
+        counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)
+        return torch.where(counts.sum() > 0, counts, torch.ones_like(counts))
+
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> torch.Tensor:
-        anchors, mask = ctx.setup["x"], batch.mask
-        counted = None if mask is None else torch.cat([mask, mask.new_ones(len(anchors))])
-        logits = net(params, torch.cat([batch.x, anchors]), counted).logits
-        rows = len(batch.y)
+        anchors, rows = ctx.setup["x"], len(batch.y)
+        columns, valid = (ctx.plan[k].to(ctx.steps.dtype) for k in ("columns", "valid"))
+        mask = valid.new_ones(rows) if batch.mask is None else batch.mask
+        logits = net(params, torch.cat([batch.x, anchors]), torch.cat([mask, valid])).logits
         loss = masked_mean(F.cross_entropy(logits[:rows], batch.y, reduction="none"), batch.mask)
-        columns, valid = (ctx.plan[k].to(logits.dtype) for k in ("columns", "valid"))
         apart = ((ctx.setup["z"] - logits[rows:]) ** 2 * columns).sum(-1)
         if self.reduction == "mean":
             apart = apart / columns.sum().clamp(min=1)

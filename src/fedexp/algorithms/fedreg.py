@@ -13,7 +13,8 @@ Step j on a batch, with the pseudo batch j (they come round again in every epoch
        g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
        w <- w - a g_s - b g_p.
 The paper averages uniformly: weighting=uniform. Generated images stay where they are normalised; they are not clipped,
-as in the authors' code, whose clamp does nothing. Their in-place change of the training batch is not copied.
+as in the authors' code, whose clamp does nothing. Generated images do not enter a client's running statistics: there
+another copy of the model (`penal_model`) sees them. Their in-place change of the training batch is not copied.
 """
 
 import math
@@ -99,7 +100,7 @@ class FedReg(FedAvg):
             def loss(p: Params, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
                 return cross_entropy(net, p, x, y, made["mask"])
 
-            grads, _ = net.gradient(loss, middle)
+            grads, _ = net.gradient(loss, middle, moves=False)
             size = (tree.dot(delta, grads) / (tree.dot(grads, grads) + SMALLEST)).clamp(min=0)
             delta = {k: delta[k] - size * grads[k] for k in delta}
         return {k: start[k] + delta[k] for k in delta}

@@ -26,8 +26,11 @@ class Network(Protocol):
         """Return the output for inputs x [n, ...]. mask [n]: 1 = example, 0 = padding, which batch norm leaves out of
         its statistics; None: every row counts, or, where x is the x of a batch, its rows as `Batch.mask` has them."""
 
-    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
-        """Return (gradient, value) of a scalar function of the parameters; inside, these run in train mode."""
+    def gradient(
+        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, torch.Tensor]:
+        """Return (gradient, value) of a scalar function of the parameters; inside, these run in train mode. moves:
+        whether that moves the running statistics of the model in training."""
 
     def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return the last stage of a model that has one, with fewer channels (see models.Staged); mask as above, None:
@@ -41,6 +44,7 @@ class ServerNetwork(Network, Protocol):
     """The network with which `refine` trains the global model."""
 
     params: Params  # the model in training; changed in place
+    mixes_examples: bool  # its batch norm needs batches of at least two examples
 
     def load(self, params: Params, buffers: Params) -> None:
         """Start from this model."""
@@ -89,6 +93,7 @@ class Federation:
     weighting: str  # examples | uniform
     task: int = 0  # of a scenario of several, from 0: `parts` and `counts` are those of this task
     tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
+    met: tuple[int, ...] | None = None  # classes that clients held in earlier tasks; None: those of these tasks
     surrogate: tuple[np.ndarray, ...] = ()  # client -> numbers of its unlabelled examples; empty: there are none
     unlabelled: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # numbers of all of them
 
@@ -113,6 +118,11 @@ class Federation:
     def classes_before(self) -> list[int]:
         """Return the classes of the tasks before this one, ascending."""
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
+
+    def classes_met(self) -> list[int]:
+        """Return the classes of which some client has held examples in the tasks before this one, ascending. They are
+        others than `classes_before` where clients meet the tasks in different orders, or tasks are blurred."""
+        return self.classes_before() if self.met is None else sorted(self.met)
 
 
 @dataclass(frozen=True)

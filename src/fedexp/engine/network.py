@@ -16,6 +16,7 @@ from fedexp.core.tree import Params
 from fedexp.engine.answers import Answers
 from fedexp.models import Output
 from fedexp.models.batch_norm import keeps_statistics, leaving_out_padding
+from fedexp.models.own import has_batch_norm
 
 LAYOUT = torch.channels_last  # of parameters and images: oneDNN and cuDNN convolve fastest in it
 
@@ -60,7 +61,9 @@ class FunctionalNetwork:
         """Return the parameters without what an algorithm trains beside the model, such as a second head."""
         return params if params.keys() <= self.names else {k: v for k, v in params.items() if k in self.names}
 
-    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+    def gradient(
+        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, torch.Tensor]:
         """Return (gradient, value) of a scalar function of the parameters."""
         return grad_and_value(function)(params)
 
@@ -149,6 +152,7 @@ class LiveNetwork(FunctionalNetwork):
         self.frozen, self.precision, self.dtype, self.names = frozen, frozen.precision, frozen.dtype, frozen.names
         self.trained = frozen.trained
         self.module = copy.deepcopy(frozen.module).train()
+        self.mixes_examples = has_batch_norm(self.module)
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name in self.trained)
         self._own: Params = trainable(self.module)
@@ -168,13 +172,19 @@ class LiveNetwork(FunctionalNetwork):
     def norm_inputs(self, params: Params, x: torch.Tensor) -> tuple[Output, list[tuple[torch.Tensor, ...]]]:
         return self.frozen.norm_inputs(params, x)
 
-    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+    def gradient(
+        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, torch.Tensor]:
+        before = {} if moves else self.buffers()
         self._moving = {name: value.detach().requires_grad_() for name, value in params.items()}
         with torch.enable_grad():
             value = function(self._moving)
             # Zeros for what the function does not use, as torch.func.grad has them.
             grads = torch.autograd.grad(value, list(self._moving.values()), materialize_grads=True)
         self._moving = None
+        with torch.no_grad():
+            for name, buffer in self.module.named_buffers() if before else ():
+                buffer.copy_(before[name])
         return dict(zip(params, grads, strict=True)), value.detach()
 
     @torch.no_grad()

@@ -49,18 +49,46 @@ def cfed_has_changed(container: Values) -> bool:
     )
 
 
-def moon_has_changed(container: Values) -> bool:
-    """Tell whether clients that take part late compare with a model that has running statistics."""
+def has_statistics(container: Values) -> bool:
+    """Tell whether the model may have running statistics."""
     target = str(value_of(container, "model._target_") or ".CNN")  # noted by all versions but the first, with its CNN
     without = target.endswith((".CNN", ".CifarResNet", ".LSTM", ".TextCNN"))
-    statistics = not without or value_of(container, "model.batch_norm") is True
-    return statistics and value_of(container, "participation") != 1
+    return not without or value_of(container, "model.batch_norm") is True
+
+
+def moon_has_changed(container: Values) -> bool:
+    """Tell whether clients that take part late compare with a model that has running statistics."""
+    return has_statistics(container) and value_of(container, "participation") != 1
 
 
 def balances_classes(container: Values) -> bool:
     return bool(value_of(container, "scenario.replay")) and has(scenario__replay_policy="class_balanced")(container)
 
 
+def counts_the_batch(container: Values) -> bool:
+    """Tell whether the model may have batch norm without running statistics: resnet10, and models of users."""
+    target = str(value_of(container, "model._target_") or "fedexp.")
+    return target.endswith(".CifarResNet") or not target.startswith("fedexp.")
+
+
+def has_batch_norm(container: Values) -> bool:
+    """Tell whether the model may have batch norm: all but those without, and CNNs that are given none."""
+    target = str(value_of(container, "model._target_") or ".CNN")
+    return not target.endswith((".CNN", ".LSTM", ".TextCNN")) or value_of(container, "model.batch_norm") is True
+
+
+def distils_by_the_batch(container: Values) -> bool:
+    """Tell whether a server may distil into a model with batch norm and without running statistics."""
+    distils = value_of(container, "algorithm.on_server") is not False  # of Flashback
+    return distils and counts_the_batch(container)
+
+
+def mixes_tasks(container: Values) -> bool:
+    return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
+
+
+SINGLE = "distillation leaves out a batch of one example"
+PADDING = "batch norm on the batch at hand leaves out padding"
 SHARED = "class_balanced keeps examples of later tasks of a class too"
 LOCAL_DROPS = "local round forgetting begins in round 2"
 FIRST = (
@@ -82,6 +110,17 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"),
     Revision("algorithm", "FedFOMO", 2, "validation examples by their numbers, an average with the first n_k"),
     Revision("algorithm", "FedAlign", 2, "the narrow stage has the first channels of its input, and scale and shift"),
+    Revision("algorithm", "AFFCL", 2, "features of earlier tasks are of all classes that were met", mixes_tasks),
+    Revision("algorithm", "FedDF", 3, SINGLE, distils_by_the_batch),
+    Revision("algorithm", "Flashback", 2, SINGLE, distils_by_the_batch),
+    Revision(
+        "algorithm", "CFeD", 3, SINGLE,
+        lambda container: has(algorithm__server_distillation=True)(container) and counts_the_batch(container),
+    ),
+    Revision("algorithm", "FedReg", 2, "generated images do not enter running statistics", has_statistics),
+    Revision("algorithm", "FedKA", 2, "batch norm leaves out what fills up the anchors", has_batch_norm),
+    Revision("algorithm", "FedALA", 3, PADDING, counts_the_batch),
+    Revision("algorithm", "FedFOMO", 3, PADDING, counts_the_batch),
     Revision(
         "partition", "File", 2, "its numbers count the surrogate examples too",
         lambda container: bool(value_of(container, "surrogate.fraction")),

@@ -13,7 +13,8 @@ from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.objective import check_objective
 from fedexp.core.settings import LocalTraining
 from fedexp.core.views import AUGMENTED, TEST, evaluated
-from fedexp.data.tasks import Several
+from fedexp.data.tasks import Scenario, Several
+from fedexp.engine.base import has_own
 from fedexp.engine.network import trainable
 from fedexp.engine.schedule import left_out
 from fedexp.metrics.forgetting_metric import Metrics
@@ -145,11 +146,21 @@ def check_task(built: Built) -> None:
             f"{name} needs unlabelled examples: surrogate.dataset=<data set>, such as caltech256 or weibo, or "
             "surrogate.fraction=0.1, which withholds a part of the training data (neither is set now)"
         )
-    if isinstance(scenario, Several) and scenario.mixes_tasks and algorithm.separate_tasks:
-        asked = f"scenario.blur={scenario.blur}" if scenario.blur else f"scenario.order={scenario.order}"
+    if algorithm.separate_tasks and (asked := mixing(scenario, algorithm)):
         raise ConfigError(f"{asked}: {name} is defined where all clients train on one task at a time")
     if scenario.name != "none" and built.partition.numbers_all:
         raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
+
+
+def mixing(scenario: Scenario, algorithm: FedAvg) -> str:
+    """Return the option by which clients would train on examples of other tasks than the present one; empty: none.
+
+    A replay buffer is none for methods that choose examples to keep themselves: their losses count old classes."""
+    if not isinstance(scenario, Several):
+        return ""
+    if scenario.mixes_tasks:
+        return f"scenario.blur={scenario.blur}" if scenario.blur else f"scenario.order={scenario.order}"
+    return f"scenario.replay={scenario.replay}" if scenario.replay and not has_own(algorithm, "keep_examples") else ""
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:

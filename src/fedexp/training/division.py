@@ -80,7 +80,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         changes = changed(built.schedule, partition, federation, seed, draw)
         later = tuple((first, Division(new, facts, server)) for first, new, facts in changes)
         parts.append(Division(partition, federation, server, later))
-    return with_validation(data, held_out), with_replay(built, with_orders(built, parts))
+    return with_validation(data, held_out), with_replay(built, with_met(built, with_orders(built, parts)))
 
 
 def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
@@ -103,6 +103,16 @@ def with_orders(built: Built, parts: list[Division]) -> list[Division]:
         federation = replace(part.federation, parts=partition.parts, counts=partition.counts, shared=known)
         made.append(replace(part, partition=partition, federation=federation))
     return made
+
+
+def with_met(built: Built, parts: list[Division]) -> list[Division]:
+    """Note of which classes clients have held examples before each stage, where clients mix the tasks."""
+    if not isinstance(built.scenario, Several) or not built.scenario.mixes_tasks:
+        return parts
+    held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
+    met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
+    pairs = zip(parts, met, strict=True)
+    return [replace(part, federation=replace(part.federation, met=classes)) for part, classes in pairs]
 
 
 def with_replay(built: Built, parts: list[Division]) -> list[Division]:

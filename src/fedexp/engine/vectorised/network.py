@@ -47,13 +47,18 @@ class ClientNetwork(Network):
         self._buffers = moved if mask is None else _where(mask.sum() > 0, moved, self._buffers)
         return output
 
-    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
+    def gradient(
+        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, torch.Tensor]:
         def scored(moving: Params) -> tuple[torch.Tensor, Params]:
             self._moving = moving
             return function(moving), self._buffers
 
+        before = self._buffers
         grads, (value, self._buffers) = grad_and_value(scored, has_aux=True)(params)
         self._moving = None
+        if not moves:
+            self._buffers = before
         return grads, value
 
     def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:

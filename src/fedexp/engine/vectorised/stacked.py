@@ -42,8 +42,10 @@ class StackedNetwork:
         with _Replaced(self.way):
             return self.net.in_training(params, buffers, x, mask)
 
-    def gradient(self, function: Callable[[Params], torch.Tensor], params: Params) -> tuple[Params, torch.Tensor]:
-        return self.net.gradient(function, params)
+    def gradient(
+        self, function: Callable[[Params], torch.Tensor], params: Params, moves: bool = True
+    ) -> tuple[Params, torch.Tensor]:
+        return self.net.gradient(function, params, moves)
 
     def slim(self, params: Params, x: torch.Tensor, width: float, mask: torch.Tensor | None = None) -> torch.Tensor:
         with _Replaced(self.way):
