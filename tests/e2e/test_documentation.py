@@ -198,6 +198,7 @@ NOT_EXECUTED = {
     "python -m benchmarks.growth": MINUTES,
     "python -m benchmarks.pairs": MINUTES,
     "python -m benchmarks.pairs views": MINUTES,
+    "python -m benchmarks.pairs teacher": MINUTES,
     "python -m benchmarks.pairs fedreg --quick --rounds=3 --set participation=0.2": MINUTES,
     "python -m benchmarks.scale": MINUTES,
     "python -m benchmarks.gpu": "needs a GPU",
