@@ -17,7 +17,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.network import seeded_torch
 from fedexp.metrics.analysis import WeightDivergence
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
-from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Timm, Torchvision
+from fedexp.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, WITHOUT_BRANCHES, Timm, Torchvision
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
@@ -279,6 +279,10 @@ def weights(tmp_path):
     return network.eval(), tmp_path / "resnet18.pth"
 
 
+def normalised(values, m, s):
+    return (values - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
+
+
 def test_weights_of_torchvision_see_the_images_that_they_were_trained_on(weights):
     """Pixels normalised by the data set are normalised again as for ImageNet: p = x * s + m, (p - M) / S."""
     network, path = weights
@@ -288,15 +292,29 @@ def test_weights_of_torchvision_see_the_images_that_they_were_trained_on(weights
     mean, std = (0.49, 0.48, 0.44), (0.2, 0.3, 0.25)
     built.reading.normalised_as(mean, std)
     pixels = torch.rand(2, 3, 32, 32)
-
-    def normalised(values, m, s):
-        return (values - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1)
-
     network.fc = nn.Identity()
     expected = network(normalised(pixels, IMAGENET_MEAN, IMAGENET_STD))
     features = built(normalised(pixels, mean, std)).features
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
     assert built.classifier.out_features == 10
+
+
+def test_pixels_are_normalised_as_torchvision_has_them():
+    """Of all its networks; GoogLeNet and Inception with weights change what is normalised as for ImageNet once more."""
+    from torchvision import models
+
+    for name in models.list_models(module=models):
+        wanted = models.get_model_weights(name).DEFAULT.transforms()
+        mean, std = torchvision(name=name).normalisation()
+        if name in WITHOUT_BRANCHES:
+            kind = models.GoogLeNet if name == "googlenet" else models.Inception3
+            with torch.device("meta"):
+                network = kind(aux_logits=False, transform_input=True, init_weights=False)
+            pixels = torch.rand(2, 3, 4, 4)
+            given = normalised(pixels, wanted.mean, wanted.std)
+            torch.testing.assert_close(normalised(pixels, mean, std), network._transform_input(given))
+        else:
+            assert (list(mean), list(std)) == (wanted.mean, wanted.std), name
 
 
 def test_grey_images_are_repeated_and_resized():

@@ -68,6 +68,10 @@ CHANGED = {
         "algorithm=fedlwf scenario=class_incremental scenario.order=per_client",
     ],
     "algorithm=affcl scenario=class_incremental scenario.blur=0.1": [],
+    "model=torchvision model.name=googlenet model.weights=DEFAULT": [
+        "model=torchvision model.name=googlenet",
+        "model=torchvision model.weights=DEFAULT",
+    ],
 }
 
 

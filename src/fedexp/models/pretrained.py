@@ -14,9 +14,13 @@ from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading, finished
 from fedexp.models.resnet import load_weights
 
 DEFAULT = "DEFAULT"  # as model.weights: those that the library recommends, downloaded into its cache
-# Of all weights that torchvision publishes for classification.
+# Of the weights that torchvision publishes for classification, but for those of OF_HALVES.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # their auxiliary outputs are left out
+# Their weights come from TensorFlow, with pixels from -1 to 1. With weights torchvision's own GoogLeNet and Inception
+# change an image that is normalised as for ImageNet to that (`transform_input`).
+OF_HALVES = ("efficientnet_v2_l", *WITHOUT_BRANCHES)
+HALVES = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +51,22 @@ class Pretrained(OwnModel):
 @dataclass(frozen=True, kw_only=True)
 class Torchvision(Pretrained):
     """A classification network of torchvision. Images keep their size unless `image_size` says otherwise; with weights
-    they are normalised as for these (ImageNet), without as the data set has them."""
+    they are normalised as for these, without as the data set has them."""
 
     def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
         """Return the network for images of `shape` (channels, height, width), its last layer new."""
         self.require_colours(shape)
         network = self.network(shape, num_classes)
         head = self.head or last_linear(network, num_classes)
-        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.weights is not None else (None, None)
+        mean, std = (None, None) if self.weights is None else self.normalisation()
         if self.weights is not None and not next(network.parameters()).is_meta:
             self.load(network, head)
         reading = Reading(self.resized(), mean, std)
         return finished(network, head, self.freeze, shape, num_classes, reading, self.lora)
+
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and standard deviation of the channels with which the published weights were trained."""
+        return (HALVES, HALVES) if self.name in OF_HALVES else (IMAGENET_MEAN, IMAGENET_STD)
 
     def network(self, shape: Any, num_classes: int) -> nn.Module:
         from torchvision import models  # slow to import, and few models need it

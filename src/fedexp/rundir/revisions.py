@@ -83,6 +83,12 @@ def distils_by_the_batch(container: Values) -> bool:
     return distils and counts_the_batch(container)
 
 
+def reads_from_minus_one(container: Values) -> bool:
+    """Tell whether the model has published weights of torchvision for pixels from -1 to 1."""
+    names = ("efficientnet_v2_l", "googlenet", "inception_v3")
+    return value_of(container, "model.name") in names and value_of(container, "model.weights") is not None
+
+
 def mixes_tasks(container: Values) -> bool:
     return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
 
@@ -131,6 +137,7 @@ REVISIONS: tuple[Revision, ...] = (
         "scenario", "ClassIncremental", 2, SHARED,
         lambda container: balances_classes(container) and bool(value_of(container, "scenario.blur")),
     ),
+    Revision("model", "Torchvision", 2, "images are normalised as the weights want them", reads_from_minus_one),
 )  # fmt: skip
 
 
