@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedexp.core.errors import ConfigError
@@ -250,6 +251,21 @@ def test_pytorch_default_initialisation():
         bound = fan_in**-0.5
         for values in (layer.weight, layer.bias):
             assert 0.9 * bound < values.abs().max() <= bound
+
+
+def test_resnet56_begins_as_in_fedalign_s_code():
+    """models/resnet.py there: kaiming_normal_, fan-out, ReLU for every convolution; the classifier as torch has it."""
+    torch.manual_seed(0)
+    model = load("resnet56_bottleneck").build(CIFAR, 10)
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    assert len(layers) == 1 + 3 * (6 * 3 + 1)
+    scaled = [
+        (layer.weight * (layer.out_channels * layer.weight[0, 0].numel() / 2) ** 0.5).flatten() for layer in layers
+    ]
+    assert all(each.std().item() == pytest.approx(1, abs=0.15) for each in scaled)
+    assert torch.cat(scaled).std().item() == pytest.approx(1, abs=0.01)
+    assert torch.cat(scaled).abs().max() > 4  # normal, not uniform within sqrt(3)
+    assert model.classifier.weight.abs().max() <= 256**-0.5
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ CHANGED = {
     "algorithm=moon model.batch_norm=true": [],
     "algorithm=target scenario=class_incremental": [],
     "algorithm=fedfomo": [],
-    "algorithm=fedalign model=resnet56_bottleneck": ["algorithm=fedavg model=resnet56_bottleneck"],
+    "algorithm=fedalign model.batch_norm=true": ["algorithm=fedavg model.batch_norm=true"],
     "algorithm=flashback model=resnet10 public.fraction=0.1": [
         "algorithm=flashback public.fraction=0.1",
         "algorithm=flashback model=resnet18 public.fraction=0.1",  # it keeps running statistics
@@ -68,6 +68,7 @@ CHANGED = {
         "algorithm=fedlwf scenario=class_incremental scenario.order=per_client",
     ],
     "algorithm=affcl scenario=class_incremental scenario.blur=0.1": [],
+    "model=resnet56_bottleneck": ["model=resnet50"],
     "model=torchvision model.name=googlenet model.weights=DEFAULT": [
         "model=torchvision model.name=googlenet",
         "model=torchvision model.weights=DEFAULT",

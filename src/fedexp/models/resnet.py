@@ -169,7 +169,7 @@ class TorchvisionModule(nn.Module):
 class BottleneckResNet(Model):
     """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with ordinary batch norm.
 
-    `blocks` of 6 in 3 stages make ResNet-56.
+    `blocks` of 6 in 3 stages make ResNet-56. Convolutions begin normal with variance 2 / fan-out, as in its code.
     """
 
     mixes_examples: ClassVar[bool] = True  # batch norm
@@ -207,6 +207,9 @@ class BottleneckResNetModule(nn.Module):
                 before = EXPANSION * width
             self.stages.append(nn.Sequential(*made))
         self.classifier = nn.Linear(before, num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: torch.Tensor) -> Output:
         x = before = F.relu(self.stem(x))

@@ -138,6 +138,7 @@ REVISIONS: tuple[Revision, ...] = (
         lambda container: balances_classes(container) and bool(value_of(container, "scenario.blur")),
     ),
     Revision("model", "Torchvision", 2, "images are normalised as the weights want them", reads_from_minus_one),
+    Revision("model", "BottleneckResNet", 2, "convolutions begin as in FedAlign's code"),
 )  # fmt: skip
 
 
