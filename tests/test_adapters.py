@@ -17,9 +17,12 @@ from fedexp.algorithms.pilora import CENTERS, PILoRA, prototype_weights
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
+from fedexp.metrics.analysis import GradientDiversity, SeveralAnalyses, WeightDivergence
+from fedexp.metrics.gradient_diversity import gradient_diversity
 from fedexp.models.lora import LoRA, LowRank, merge
 from fedexp.models.own import OwnModel
 from fedexp.models.pretrained import Timm
+from fedexp.training.analysing import local_gradients
 from fedexp.training.rounds import play_round
 from test_continual import ADAPTED, TWO_TASKS, stream
 from toy_federation import (
@@ -205,6 +208,27 @@ def test_a_round_trains_b_and_the_next_one_a():
             assert torch.equal(after[up], before[up]) == (not trains_b)
             assert torch.equal(after[down], before[down]) == (trains_b and not begins)
         advance(state, result)
+
+
+def test_local_models_are_compared_with_the_model_that_was_sent():
+    """Not with the tested one, in which the merged change takes the place of the adapters and whose B is 0."""
+    analysis = SeveralAnalyses(members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)],
+                               rounds=None, every=1)  # fmt: skip
+    simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(), analysis=analysis, local=replace(LOCAL, lr_decay=1.0))
+    state = play(simulation, 3)
+    messages, cohort = messages_of(simulation, state)
+    found = play_round(simulation, state).analyses
+    sent = state.server["local"]
+    moved = {name: leaf - sent[name] for name, leaf in messages["params"].items()}
+    l1 = sum(leaf.abs().flatten(1).sum(1) for leaf in moved.values())
+    rows = [row for row in found["weight_divergence.csv"] if row["layer"] == "total"]
+    assert [row["client"] for row in rows] == list(cohort.clients)
+    assert [row["l1"] for row in rows] == pytest.approx(l1.tolist(), rel=1e-12)
+    assert all(np.isnan(row["distribution_distance"]) for row in rows)  # it was not tested
+    parts = simulation.stage_of(4).federation.parts
+    gradients = local_gradients(simulation.bench, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients])
+    (row,) = (row for row in found["gradient_diversity.csv"] if row["layer"] == "total")
+    assert row["gradient_diversity"] == pytest.approx(gradient_diversity(gradients)["total"].item(), rel=1e-12)
 
 
 def test_the_server_of_the_second_task_by_hand():

@@ -19,6 +19,7 @@ from fedexp.training.resuming import check_resume
 from test_reproduction import COMMITTED, run_directory
 from toy_federation import composed
 
+DMC = "algorithm=feddmc scenario=class_incremental surrogate.fraction=0.1"
 # Command lines whose numbers a correction has changed, and like ones whose numbers it has not.
 CHANGED = {
     "algorithm=fedcurv": ["algorithm=fedavg", "algorithm=fedntd", "algorithm=fedewc", "algorithm=fedka"],
@@ -69,6 +70,16 @@ CHANGED = {
     ],
     "algorithm=affcl scenario=class_incremental scenario.blur=0.1": [],
     "model=resnet56_bottleneck": ["model=resnet50"],
+    f"{DMC} analysis=weight_divergence": [
+        DMC,
+        f"{DMC} analysis=local_epochs",
+        f"{DMC} algorithm.student=global analysis=weight_divergence",
+        "analysis=weight_divergence",
+    ],
+    f"{DMC} analysis=gradient_diversity": [],
+    f"{DMC} analysis=several analysis.members=[local_epochs,gradient_diversity]": [
+        f"{DMC} analysis=several analysis.members=[local_epochs]"
+    ],
     "model=torchvision model.name=googlenet model.weights=DEFAULT": [
         "model=torchvision model.name=googlenet",
         "model=torchvision model.weights=DEFAULT",

@@ -89,6 +89,16 @@ def reads_from_minus_one(container: Values) -> bool:
     return value_of(container, "model.name") in names and value_of(container, "model.weights") is not None
 
 
+def sends_another_model(container: Values) -> bool:
+    """Tell whether clients are sent another model than the tested one, and an analysis compares with it."""
+    name = str(value_of(container, "algorithm._target_")).rpartition(".")[2]
+    another = name in ("LoRM", "PILoRA") or (name == "FedDMC" and has(algorithm__student="initial")(container))
+    members = value_of(container, "analysis.members")
+    nodes = members if isinstance(members, list) else [value_of(container, "analysis")]
+    targets = [str(node.get("_target_")) for node in nodes if isinstance(node, Mapping)]
+    return another and any(each.endswith((".WeightDivergence", ".GradientDiversity")) for each in targets)
+
+
 def mixes_tasks(container: Values) -> bool:
     return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
 
@@ -96,6 +106,7 @@ def mixes_tasks(container: Values) -> bool:
 SINGLE = "distillation leaves out a batch of one example"
 PADDING = "batch norm on the batch at hand leaves out padding"
 SHARED = "class_balanced keeps examples of later tasks of a class too"
+SENT = "local models are compared with the model that was sent"
 LOCAL_DROPS = "local round forgetting begins in round 2"
 FIRST = (
     Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
@@ -139,6 +150,9 @@ REVISIONS: tuple[Revision, ...] = (
     ),
     Revision("model", "Torchvision", 2, "images are normalised as the weights want them", reads_from_minus_one),
     Revision("model", "BottleneckResNet", 2, "convolutions begin as in FedAlign's code"),
+    Revision("analysis", "WeightDivergence", 2, SENT, sends_another_model),
+    Revision("analysis", "GradientDiversity", 2, SENT, sends_another_model),
+    Revision("analysis", "SeveralAnalyses", 2, SENT, sends_another_model),
 )  # fmt: skip
 
 

@@ -32,9 +32,10 @@ def analyse(simulation: Simulation, state: State, done: Sequence[CohortResult]) 
 def describe(simulation: Simulation, state: State, answers: CohortResult) -> Analysed:
     """Return the round as its analyses see it. answers: of the last exchange in which clients sent a model."""
     bench, info, clients = simulation.bench, answers.round.info, list(answers.cohort.clients)
-    start = bench.net.own(answers.round.previous["params"])
-    sent = answers.trained.messages.get("params")
-    known = bool(state.accuracy) and state.accuracy[-1][0] == state.round  # the model that was distributed
+    start = bench.net.own(answers.sent["params"])
+    trained = answers.trained.messages.get("params")
+    tested = bool(state.accuracy) and state.accuracy[-1][0] == state.round
+    known = tested and is_same(start, bench.net.own(state.server["params"]))  # the model that was distributed
     return Analysed(
         round=answers.cohort.round,
         clients=clients,
@@ -42,10 +43,15 @@ def describe(simulation: Simulation, state: State, answers: CohortResult) -> Ana
         weights=info.weights[clients],
         start=start,
         start_accuracy=state.history.class_accuracy[-1] if known else None,
-        local=None if sent is None else {name: leaf for name, leaf in sent.items() if name in start},
+        local=None if trained is None else {name: leaf for name, leaf in trained.items() if name in start},
         epochs=None if answers.trained.probed is None else epochs_of(bench, info, answers),
-        gradients=lambda: local_gradients(bench, answers.round.previous, [info.parts[client] for client in clients]),
+        gradients=lambda: local_gradients(bench, answers.sent, [info.parts[client] for client in clients]),
     )
+
+
+def is_same(one: Params, other: Params) -> bool:
+    """Return whether two models have the same parameters."""
+    return one.keys() == other.keys() and all(torch.equal(leaf, other[name]) for name, leaf in one.items())
 
 
 def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> Epochs:
@@ -64,11 +70,11 @@ def epochs_of(bench: ClientRuntime, info: Federation, answers: CohortResult) -> 
     )
 
 
-def local_gradients(bench: ClientRuntime, server: tree.Tree, parts: Sequence[Any]) -> Params:
-    """Return the gradient of each client's loss at the global model, leaves [S, ...]: the mean cross-entropy over its
-    training examples (their numbers: `parts`), not augmented, the model in eval mode with its running statistics."""
-    bench.net.set_buffers(server["buffers"])
-    params = bench.net.own(server["params"])
+def local_gradients(bench: ClientRuntime, model: tree.Tree, parts: Sequence[Any]) -> Params:
+    """Return the gradient of each client's loss at a model (`params` and `buffers`), leaves [S, ...]: the mean
+    cross-entropy over its training examples (their numbers: `parts`), not augmented, the model in eval mode."""
+    bench.net.set_buffers(model["buffers"])
+    params = bench.net.own(model["params"])
     return tree.stack([local_gradient(bench, params, torch.from_numpy(part).to(bench.device)) for part in parts])
 
 

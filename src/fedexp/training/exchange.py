@@ -53,6 +53,7 @@ class CohortResult:
     round: ServerRound
     bytes_up: int
     bytes_down: int
+    sent: Tree  # to all: `params` and `buffers`
 
 
 def run_exchange(
@@ -76,7 +77,8 @@ def run_exchange(
     clock.lap("train")
     up = tree.num_bytes(exchange.counted(trained.messages | {"buffers": trained.buffers}))
     down = len(clients) * tree.num_bytes(exchange.counted(sent)) + tree.num_bytes(cohort.personals)
-    return CohortResult(cohort, trained, losses, describe(simulation, server, cohort, trained), up, down)
+    model = {part: sent[part] for part in ("params", "buffers")}
+    return CohortResult(cohort, trained, losses, describe(simulation, server, cohort, trained), up, down, model)
 
 
 def aggregate(optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, answers: CohortResult) -> Tree:
