@@ -34,6 +34,7 @@ CHANGED = {
         "scenario=rotations scenario.replay=9",
         "scenario=rotations scenario.replay_policy=class_balanced",
     ],
+    "scenario=rotations validation.fraction=0.1": ["scenario=rotations"],
     "scenario=domain_incremental scenario.replay=9 scenario.replay_policy=class_balanced": [],
     "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced scenario.blur=0.1": [
         "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced"

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +65,9 @@ class OneTask(Scenario):
 @dataclass(frozen=True, kw_only=True)
 class Several(Scenario):
     """Base of both kinds of sequences: the split of a task's examples."""
+
+    repeats_examples: ClassVar[bool] = False
+    """All tasks have the same training examples in the same order, each task in a form of its own."""
 
     split: list[float] | None  # training, validation, test; null: as the data set is split
     evaluate_on: str  # test | validation

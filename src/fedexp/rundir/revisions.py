@@ -128,6 +128,10 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("scenario", "DomainIncremental", 2, SHARED, balances_classes),
     Revision("scenario", "Rotations", 2, SHARED, balances_classes),
     Revision(
+        "scenario", "Rotations", 3, "no validation image is trained on at another angle",
+        lambda container: bool(value_of(container, "validation.fraction")),
+    ),
+    Revision(
         "scenario", "ClassIncremental", 2, SHARED,
         lambda container: balances_classes(container) and bool(value_of(container, "scenario.blur")),
     ),
