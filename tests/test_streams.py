@@ -39,6 +39,12 @@ def test_blurring_deals_a_share_of_each_task_to_the_others():
     assert sorted(np.concatenate([task.train for task in found])) == list(range(60))
 
 
+def test_a_single_task_is_not_blurred():
+    """0.3 of its examples would go to nobody."""
+    with pytest.raises(ConfigError, match=r"scenario\.blur=0\.3: must be 0 where there is only one task"):
+        blurred(TASKS[:1], 0.3, np.random.default_rng(0))
+
+
 def test_orders_are_balanced():
     """Of eight clients and three tasks, every task is met by two or three clients at every stage."""
     orders = task_orders(8, 3, np.random.default_rng(1))
