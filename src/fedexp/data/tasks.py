@@ -184,6 +184,8 @@ class DomainIncremental(Several):
         chosen = list(range(first.num_classes)) if self.classes is None else list(self.classes)
         wrong = [c for c in chosen if not 0 <= c < min(data.num_classes for data in every)]
         require(not wrong, "scenario.classes", wrong, "labels that every data set has")
+        for data in every[1:]:
+            require_same_names(first, data, chosen)
         x, y, own_test = pooled(every, first)
         sizes = [len(data.y_train) + len(data.y_test) for data in every]
         parts = []
@@ -196,6 +198,18 @@ class DomainIncremental(Several):
         kept = replace(first, classes=tuple(first.classes[c] for c in chosen))
         names, labels = [data.name for data in every], [list(range(len(chosen)))] * len(every)
         return assemble(kept, x, renumber[y], parts, names, labels)
+
+
+def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
+    """Raise ConfigError where a class of one name has one label in the first data set and another one in the other, of
+    these labels: the tasks would teach two labels for it. Names that one of them lacks say nothing."""
+    mine = {first.classes[c]: c for c in labels}
+    for name, label in ((other.classes[c], c) for c in labels):
+        if mine.get(name, label) != label:
+            raise ConfigError(
+                f"scenario.domains: the class {name} has the label {mine[name]} in {first.name} and {label} in "
+                f"{other.name}; the tasks share their labels (class.txt or dataset.classes orders those of texts)"
+            )
 
 
 def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
