@@ -102,6 +102,20 @@ def test_a_task_of_a_blurred_stream_has_classes_of_others():
     assert everything[0] == everything[1]
 
 
+@pytest.mark.parametrize("per_client", ["true", "false"])
+def test_a_validation_example_counts_for_its_own_task(per_client):
+    """As the test examples do, of which those of a task have its classes alone; a fifth was dealt to other tasks."""
+    lines = "scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=5", "rounds=1", "scenario.blur=0.2"
+    held_out = "validation.fraction=0.2", f"validation.per_client={per_client}"
+    data, parts = divide(build(composed(*lines, *held_out)))
+    task = np.repeat([0, 1, 2], [3, 3, 4])  # of each class
+    of_validation, of_test = task[data.y_train[data.validation]], task[data.y_test]
+    assert data.validation_tasks.tolist() == of_validation.tolist()
+    assert data.test_tasks.tolist() == of_test.tolist()
+    stage = np.repeat([0, 1, 2], [len(part.partition.validation) for part in parts])
+    assert 0.1 < (stage != of_validation).mean() < 0.3
+
+
 def test_a_run_with_orders_of_clients(tmp_path):
     """Two tasks, five clients: the values from tasks.csv, client by client; the report of the run has the same."""
     scenario = ClassIncremental(**STREAM, order="per_client", blur=0.1)

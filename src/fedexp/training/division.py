@@ -47,6 +47,9 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     scenario = built.scenario
     tasks, held = held_out_of_all(built, sequence.tasks)
+    origin = np.zeros(len(sequence.data.y_train), np.int64)  # the task of each example, before any is dealt to another
+    for number, task in enumerate(sequence.tasks):
+        origin[task.train] = number
     if isinstance(scenario, Several) and scenario.blur:
         tasks = blurred(tasks, scenario.blur, generator_for(seed, "blur"))
     data, tasks, unlabelled = built.surrogate.attach(sequence.data, tasks, generator_for(seed, "surrogate split"))
@@ -81,7 +84,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         changes = changed(built.schedule, partition, federation, seed, draw)
         later = tuple((first, Division(new, facts, server)) for first, new, facts in changes)
         parts.append(Division(partition, federation, server, later))
-    return with_validation(data, held_out), with_replay(built, with_met(built, with_orders(built, parts)))
+    return with_validation(data, held_out, origin), with_replay(built, with_met(built, with_orders(built, parts)))
 
 
 def held_out_of_all(built: Built, tasks: Sequence[Task]) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
@@ -147,12 +150,15 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
     return made
 
 
-def with_validation(data: Data, held_out: Sequence[np.ndarray]) -> Data:
-    """Return the data with the validation set of all tasks. held_out: numbers of the training examples of each."""
+def with_validation(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
+    """Return the data with the validation set of all tasks. held_out: numbers of the training examples of each; origin
+    int [N]: the task that a training example belongs to, also where tasks are blurred, as test examples do."""
     numbers = np.concatenate(held_out)
     if not len(numbers):
         return data
-    tasks = np.repeat(np.arange(len(held_out)), [len(each) for each in held_out])
+    tasks = origin[numbers]
+    if missing := set(range(len(held_out))) - set(tasks.tolist()):
+        raise ConfigError(f"validation.fraction: none of the examples held out is of task {min(missing) + 1}")
     of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
     return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
 
