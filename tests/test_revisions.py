@@ -35,10 +35,16 @@ CHANGED = {
         "scenario=rotations scenario.replay=9",
         "scenario=rotations scenario.replay_policy=class_balanced",
     ],
+    "scenario=rotations validation.fraction=0.1": ["scenario=rotations"],
     "scenario=domain_incremental scenario.replay=9 scenario.replay_policy=class_balanced": [],
     "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced scenario.blur=0.1": [
         "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced"
     ],
+    "scenario=class_incremental scenario.blur=0.1 validation.fraction=0.1": [
+        "scenario=class_incremental scenario.blur=0.1",
+        "scenario=class_incremental validation.fraction=0.1",
+    ],
+    "scenario=domain_incremental scenario.blur=0.1 validation.fraction=0.1": [],
     "experiment=flashback/femnist_500": ["dataset=femnist partition=natural"],
     "experiment=cfed/image_class": ["dataset=caltech256"],
     "forgetting_metric=round_drop forgetting_metric.local=true": ["forgetting_metric=round_drop"],

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.augment import turned
 from fedexp.data.rotations import Rotations
+from fedexp.training.division import divide
+from fedexp.training.prepare import prepare
 from test_tasks import Loads, images
+from toy_federation import composed
 
 SCENARIO = {"rounds_per_task": 2, "split": None, "evaluate_on": "test"}
 
@@ -45,6 +49,28 @@ def test_an_image_is_for_training_or_for_testing_in_all_tasks():
         assert torch.equal(torch.rot90(tests[0], 1, (1, 2)), tests[1])
         assert found.data.test_tasks.tolist() == [0] * (50 - trained) + [1] * (50 - trained)
         assert found.tasks[1].name == "a turned by 90 degrees"
+
+
+@pytest.mark.parametrize("withheld", [(), ("surrogate.fraction=0.2", "public.fraction=0.1")])
+def test_a_validation_image_is_trained_on_at_no_angle(withheld):
+    """Of 1,437 images 143, the same in all three tasks; neither clients nor server have them at another angle."""
+    data, parts = divide(build(composed("scenario=rotations", "validation.fraction=0.1", *withheld)))
+    size = len(data.y_train) // 3
+    sets = [part.partition.validation for part in parts]
+    held = set((sets[0] % size).tolist())
+    assert len(held) == 143
+    assert [set((numbers % size).tolist()) for numbers in sets] == [held] * 3
+    assert [set((numbers // size).tolist()) for numbers in sets] == [{0}, {1}, {2}]
+    assert torch.equal(data.validation, torch.from_numpy(np.concatenate(sets)))
+    for part in parts:
+        used = [*part.partition.parts, part.partition.public, part.federation.unlabelled, part.federation.shared]
+        assert not held & set((np.concatenate(used) % size).tolist())
+
+
+def test_clients_cannot_hold_out_images_of_their_own():
+    lines = "scenario=rotations", "validation.fraction=0.1", "validation.per_client=true"
+    with pytest.raises(ConfigError, match="per_client=true: with scenario=rotations"):
+        prepare(build(composed(*lines)))
 
 
 def test_angles_must_differ():

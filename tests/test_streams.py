@@ -39,6 +39,12 @@ def test_blurring_deals_a_share_of_each_task_to_the_others():
     assert sorted(np.concatenate([task.train for task in found])) == list(range(60))
 
 
+def test_a_single_task_is_not_blurred():
+    """0.3 of its examples would go to nobody."""
+    with pytest.raises(ConfigError, match=r"scenario\.blur=0\.3: must be 0 where there is only one task"):
+        blurred(TASKS[:1], 0.3, np.random.default_rng(0))
+
+
 def test_orders_are_balanced():
     """Of eight clients and three tasks, every task is met by two or three clients at every stage."""
     orders = task_orders(8, 3, np.random.default_rng(1))
@@ -94,6 +100,20 @@ def test_a_task_of_a_blurred_stream_has_classes_of_others():
     everything = [np.sort(np.concatenate([e for part in parts for e in part.partition.parts])).tolist()
                   for parts in (plain, mixed)]  # fmt: skip
     assert everything[0] == everything[1]
+
+
+@pytest.mark.parametrize("per_client", ["true", "false"])
+def test_a_validation_example_counts_for_its_own_task(per_client):
+    """As the test examples do, of which those of a task have its classes alone; a fifth was dealt to other tasks."""
+    lines = "scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=5", "rounds=1", "scenario.blur=0.2"
+    held_out = "validation.fraction=0.2", f"validation.per_client={per_client}"
+    data, parts = divide(build(composed(*lines, *held_out)))
+    task = np.repeat([0, 1, 2], [3, 3, 4])  # of each class
+    of_validation, of_test = task[data.y_train[data.validation]], task[data.y_test]
+    assert data.validation_tasks.tolist() == of_validation.tolist()
+    assert data.test_tasks.tolist() == of_test.tolist()
+    stage = np.repeat([0, 1, 2], [len(part.partition.validation) for part in parts])
+    assert 0.1 < (stage != of_validation).mean() < 0.3
 
 
 def test_a_run_with_orders_of_clients(tmp_path):

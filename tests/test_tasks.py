@@ -138,6 +138,23 @@ def test_domain_incremental_tasks():
     assert sequence.data.test_tasks.bincount().tolist() == [3 * 10, 3 * 6]
 
 
+def test_a_class_has_one_label_in_all_domains():
+    """c0 and c1 have changed places in the second data set. Of labels 2 to 9 alone, or under other names, nothing is
+    wrong."""
+    first, names = images("a"), ("c1", "c0", *(f"c{c}" for c in range(2, 10)))
+    given = dict(rounds_per_task=1, **SPLIT)
+
+    def run(classes, names):
+        second = replace(images("b"), classes=names)
+        return DomainIncremental(domains=[Loads(second)], classes=classes, **given).sequence(Loads(first), rng())
+
+    for classes in (None, [0, 1, 2]):
+        with pytest.raises(ConfigError, match="the class c1 has the label 1 in a and 0 in b"):
+            run(classes, names)
+    for classes, others in (([2, 3, 9], names), (None, tuple(str(c) for c in range(10)))):
+        assert len(run(classes, others).tasks) == 2
+
+
 def test_domains_must_share_their_labels():
     scenario = DomainIncremental(rounds_per_task=1, domains=[Loads(images("b", classes=5))], classes=None, **SPLIT)
     with pytest.raises(ConfigError, match="b has 5 classes, a 10"):

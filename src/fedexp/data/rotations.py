@@ -2,7 +2,7 @@
 
 After the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4), a stream of domains that needs no second
 data set. An image is for training in all tasks or for testing in all tasks, so that no test image has been trained on
-at another angle.
+at another angle. The same holds for the validation set (fedexp.training.division).
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ class Rotations(Several):
     """Each task is the data set turned by one angle, with the same classes."""
 
     name = "rotations"
+    repeats_examples = True
 
     angles: list[float]  # degrees, counter-clockwise, one a task
 

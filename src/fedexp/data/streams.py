@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedexp.core.errors import require
 from fedexp.data.types import Task
 
 ORDERS = ("shared", "per_client")
@@ -13,7 +14,9 @@ ORDERS = ("shared", "per_client")
 def blurred(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
     """Return the tasks after round(share * n) training examples of each, drawn at random, have been dealt in turn to
     the other tasks. Tasks of equal size keep it, but for rounding, and so `share` of a task's examples come from
-    others. Names, classes and test examples stay those of before."""
+    others. Names, classes and test examples stay those of before. Raises ConfigError for a single task, whose examples
+    have nowhere to go."""
+    require(len(tasks) > 1, "scenario.blur", share, "0 where there is only one task")
     kept, arrived = [], [[np.zeros(0, np.int64)] for _ in tasks]
     for number, task in enumerate(tasks):
         drawn = rng.permutation(task.train)

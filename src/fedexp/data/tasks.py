@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +65,9 @@ class OneTask(Scenario):
 @dataclass(frozen=True, kw_only=True)
 class Several(Scenario):
     """Base of both kinds of sequences: the split of a task's examples."""
+
+    repeats_examples: ClassVar[bool] = False
+    """All tasks have the same training examples in the same order, each task in a form of its own."""
 
     split: list[float] | None  # training, validation, test; null: as the data set is split
     evaluate_on: str  # test | validation
@@ -180,6 +184,8 @@ class DomainIncremental(Several):
         chosen = list(range(first.num_classes)) if self.classes is None else list(self.classes)
         wrong = [c for c in chosen if not 0 <= c < min(data.num_classes for data in every)]
         require(not wrong, "scenario.classes", wrong, "labels that every data set has")
+        for data in every[1:]:
+            require_same_names(first, data, chosen)
         x, y, own_test = pooled(every, first)
         sizes = [len(data.y_train) + len(data.y_test) for data in every]
         parts = []
@@ -192,6 +198,18 @@ class DomainIncremental(Several):
         kept = replace(first, classes=tuple(first.classes[c] for c in chosen))
         names, labels = [data.name for data in every], [list(range(len(chosen)))] * len(every)
         return assemble(kept, x, renumber[y], parts, names, labels)
+
+
+def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
+    """Raise ConfigError where a class of one name has one label in the first data set and another one in the other, of
+    these labels: the tasks would teach two labels for it. Names that one of them lacks say nothing."""
+    mine = {first.classes[c]: c for c in labels}
+    for name, label in ((other.classes[c], c) for c in labels):
+        if mine.get(name, label) != label:
+            raise ConfigError(
+                f"scenario.domains: the class {name} has the label {mine[name]} in {first.name} and {label} in "
+                f"{other.name}; the tasks share their labels (class.txt or dataset.classes orders those of texts)"
+            )
 
 
 def pooled(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:

@@ -103,6 +103,11 @@ def mixes_tasks(container: Values) -> bool:
     return value_of(container, "scenario.order") == "per_client" or bool(value_of(container, "scenario.blur"))
 
 
+def validates_blurred(container: Values) -> bool:
+    return bool(value_of(container, "scenario.blur")) and bool(value_of(container, "validation.fraction"))
+
+
+ORIGIN = "a validation example counts for its own task where tasks are blurred"
 SINGLE = "distillation leaves out a batch of one example"
 PADDING = "batch norm on the batch at hand leaves out padding"
 SHARED = "class_balanced keeps examples of later tasks of a class too"
@@ -145,6 +150,10 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("scenario", "DomainIncremental", 2, SHARED, balances_classes),
     Revision("scenario", "Rotations", 2, SHARED, balances_classes),
     Revision(
+        "scenario", "Rotations", 3, "no validation image is trained on at another angle",
+        lambda container: bool(value_of(container, "validation.fraction")),
+    ),
+    Revision(
         "scenario", "ClassIncremental", 2, SHARED,
         lambda container: balances_classes(container) and bool(value_of(container, "scenario.blur")),
     ),
@@ -153,6 +162,7 @@ REVISIONS: tuple[Revision, ...] = (
     Revision("analysis", "WeightDivergence", 2, SENT, sends_another_model),
     Revision("analysis", "GradientDiversity", 2, SENT, sends_another_model),
     Revision("analysis", "SeveralAnalyses", 2, SENT, sends_another_model),
+    *(Revision("scenario", name, 3, ORIGIN, validates_blurred) for name in ("ClassIncremental", "DomainIncremental")),
 )  # fmt: skip
 
 

@@ -100,6 +100,12 @@ def check_validation(built: Built) -> None:
             f"validation.fraction={fraction}: with partition=file, whose numbers count all training examples, the "
             "validation set is drawn of the clients' examples: validation.per_client=true"
         )
+    repeats = isinstance(built.scenario, Several) and built.scenario.repeats_examples
+    if fraction and built.validation.per_client and repeats:
+        raise ConfigError(
+            f"validation.per_client=true: with scenario={built.scenario.name}, whose tasks show the same examples, a "
+            "client would train on what another one holds out: validation.per_client=false"
+        )
 
 
 def check_goal(built: Built, metrics: Metrics) -> None:

@@ -45,7 +45,11 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     """Load the data; decide who holds which training examples: the server first, then the clients."""
     seed = built.seeds.partition
     sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
-    tasks, scenario = sequence.tasks, built.scenario
+    scenario = built.scenario
+    tasks, held = held_out_of_all(built, sequence.tasks)
+    origin = np.zeros(len(sequence.data.y_train), np.int64)  # the task of each example, before any is dealt to another
+    for number, task in enumerate(sequence.tasks):
+        origin[task.train] = number
     if isinstance(scenario, Several) and scenario.blur:
         tasks = blurred(tasks, scenario.blur, generator_for(seed, "blur"))
     data, tasks, unlabelled = built.surrogate.attach(sequence.data, tasks, generator_for(seed, "surrogate split"))
@@ -55,7 +59,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     parts, held_out = [], []
     for number, task in enumerate(tasks):
         # The first task's generators are those of a run without tasks.
-        partition = partition_of(built, data, task, (number,) if number else ())
+        partition = partition_of(built, data, task, (number,) if number else (), held=held[number])
         labels = data.y_train.numpy()
         own = np.full_like(labels, -1)
         own[task.train] = labels[task.train]
@@ -80,7 +84,18 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         changes = changed(built.schedule, partition, federation, seed, draw)
         later = tuple((first, Division(new, facts, server)) for first, new, facts in changes)
         parts.append(Division(partition, federation, server, later))
-    return with_validation(data, held_out), with_replay(built, with_met(built, with_orders(built, parts)))
+    return with_validation(data, held_out, origin), with_replay(built, with_met(built, with_orders(built, parts)))
+
+
+def held_out_of_all(built: Built, tasks: Sequence[Task]) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
+    """Return (tasks, validation examples of each) where all tasks show the same examples: one that is in the validation
+    set of one task is in that of all, so that nobody trains on it in another form. Else the tasks as they are, and
+    None for each, whose validation examples are drawn by themselves."""
+    if not built.validation.fraction or not isinstance(built.scenario, Several) or not built.scenario.repeats_examples:
+        return tasks, [None] * len(tasks)
+    chosen = built.validation.choose(len(tasks[0].train), generator_for(built.seeds.partition, "validation"))
+    rest = [replace(task, train=np.delete(task.train, chosen)) for task in tasks]
+    return rest, [task.train[chosen] for task in tasks]
 
 
 def orders_of(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
@@ -135,27 +150,33 @@ def with_replay(built: Built, parts: list[Division]) -> list[Division]:
     return made
 
 
-def with_validation(data: Data, held_out: Sequence[np.ndarray]) -> Data:
-    """Return the data with the validation set of all tasks. held_out: numbers of the training examples of each."""
+def with_validation(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
+    """Return the data with the validation set of all tasks. held_out: numbers of the training examples of each; origin
+    int [N]: the task that a training example belongs to, also where tasks are blurred, as test examples do."""
     numbers = np.concatenate(held_out)
     if not len(numbers):
         return data
-    tasks = np.repeat(np.arange(len(held_out)), [len(each) for each in held_out])
+    tasks = origin[numbers]
+    if missing := set(range(len(held_out))) - set(tasks.tolist()):
+        raise ConfigError(f"validation.fraction: none of the examples held out is of task {min(missing) + 1}")
     of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
     return replace(data, validation=torch.from_numpy(numbers), validation_tasks=of_task)
 
 
-def partition_of(built: Built, data: Data, task: Task, key: tuple[int, ...], name: str = "") -> Partition:
+def partition_of(
+    built: Built, data: Data, task: Task, key: tuple[int, ...], name: str = "", held: np.ndarray | None = None
+) -> Partition:
     """Return the partition of a task's examples. The partitioner sees them alone, and their classes numbered anew.
-    name: of other random numbers than those of the first partition of a run."""
+    name: of other random numbers than those of the first partition of a run; held: the validation examples, which are
+    none of the task's, where they have been drawn before."""
     seed, settings = built.seeds.partition, built.settings
     partitioner, rng, numbers = built.partition, generator_for(seed, f"partition{name}", *key), task.train
     kept = partitioner.eligible(settings.num_clients, rng, None if data.owners is None else data.owners[numbers])
     if kept is not None:
         numbers = numbers[kept]
     validation = built.validation
-    central = np.zeros(0, np.int64)
-    if validation.fraction and not validation.per_client:
+    central = np.zeros(0, np.int64) if held is None else held
+    if validation.fraction and not validation.per_client and held is None:
         chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
         central, numbers = numbers[chosen], np.delete(numbers, chosen)
     # With blurred boundaries there are examples of other tasks' classes too.
