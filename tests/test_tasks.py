@@ -16,6 +16,7 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
+from fedexp.training.checks import check_surrogate
 from fedexp.training.division import divide
 from fedexp.training.job import train_run
 from fedexp.training.place import Job
@@ -136,6 +137,16 @@ def test_domain_incremental_tasks():
         assert [[7, 2, 4][c] for c in y.tolist()] == [label[n] for n in number(sequence.data.x_train[task.train])]
     assert [len(task.train) for task in sequence.tasks] == [3 * 35, 3 * 21]
     assert sequence.data.test_tasks.bincount().tolist() == [3 * 10, 3 * 6]
+
+
+def test_test_examples_are_no_surrogate_examples():
+    """Of 359 test images of digits divided anew, 286 are among its own training images."""
+    lines = "scenario=class_incremental", "surrogate.dataset=digits"
+    with pytest.raises(ConfigError, match=r"surrogate\.dataset=digits: scenario=class_incremental divides"):
+        check_surrogate(build(composed(*lines)))
+    for others in (("scenario.split=null",), ("dataset=mnist",)):
+        check_surrogate(build(composed(*lines, *others)))
+    check_surrogate(build(composed("surrogate.dataset=digits")))
 
 
 def test_a_class_has_one_label_in_all_domains():

@@ -13,7 +13,8 @@ from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.objective import check_objective
 from fedexp.core.settings import LocalTraining
 from fedexp.core.views import AUGMENTED, TEST, evaluated
-from fedexp.data.tasks import Scenario, Several
+from fedexp.data.tasks import DomainIncremental, Scenario, Several
+from fedexp.data.types import DataSource
 from fedexp.engine.base import has_own
 from fedexp.engine.network import trainable
 from fedexp.engine.schedule import left_out
@@ -152,10 +153,31 @@ def check_task(built: Built) -> None:
             f"{name} needs unlabelled examples: surrogate.dataset=<data set>, such as caltech256 or weibo, or "
             "surrogate.fraction=0.1, which withholds a part of the training data (neither is set now)"
         )
+    check_surrogate(built)
     if algorithm.separate_tasks and (asked := mixing(scenario, algorithm)):
         raise ConfigError(f"{asked}: {name} is defined where all clients train on one task at a time")
     if scenario.name != "none" and built.partition.numbers_all:
         raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
+
+
+def check_surrogate(built: Built) -> None:
+    """Raise ConfigError where a scenario divides a data set anew that is the surrogate set too: its training images
+    there may be test images here."""
+    scenario, surrogate = built.scenario, built.surrogate.dataset
+    if surrogate is None or not isinstance(scenario, Several) or scenario.split is None:
+        return
+    learned = [built.dataset, *(scenario.domains if isinstance(scenario, DomainIncremental) else ())]
+    if source_of(surrogate) in map(source_of, learned):
+        raise ConfigError(
+            f"surrogate.dataset={surrogate.name}: scenario={scenario.name} divides this data set anew, so that test "
+            "examples would be surrogate examples; surrogate.fraction=0.1 withholds a part of the training data, and "
+            "scenario.split=null keeps the split of the data set"
+        )
+
+
+def source_of(dataset: DataSource) -> tuple[object, ...]:
+    """Return what says where the examples of a data set come from."""
+    return type(dataset), *(getattr(dataset, key, None) for key in ("name", "root", "path", "subset", "split"))
 
 
 def mixing(scenario: Scenario, algorithm: FedAvg) -> str:
