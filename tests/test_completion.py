@@ -66,7 +66,8 @@ def test_keys_a_step_at_a_time_and_values():
 
 def test_sweeps_and_lists_only_with_multirun():
     assert offered("sweep=") == []
-    assert offered("--multirun sweep=cfed_t") == ["sweep=cfed_table1", "sweep=cfed_table1_lr1e-6", "sweep=cfed_table2"]
+    tables = ["cfed_table1", "cfed_table1_lr1e-6", "cfed_table1_titles", "cfed_table2"]
+    assert offered("--multirun sweep=cfed_t") == [f"sweep={name}" for name in tables]
     assert offered("-m preview=") == ["preview=false", "preview=true"]
     assert offered("-m algorithm=fedavg,fedn") == ["algorithm=fedavg,fednova", "algorithm=fedavg,fedntd"]
     assert offered("algorithm=fedavg,fedn") == []
