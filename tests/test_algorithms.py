@@ -346,14 +346,18 @@ def test_zero_limit_is_fedavg(row):
 )
 def test_alive(row):
     """Differs from FedAvg within three rounds, and every parameter matters where it has a meaning."""
-    result = list(trajectory(row.simulation(), personal=row.personal))
-    assert differ(trajectory(row.simulation(FedAvg()), personal=row.personal), result, by=1e-5)
+
+    def rounds_of(algorithm: FedAvg | None = None) -> Iterator[torch.Tensor]:
+        return trajectory(row.simulation(algorithm, sizes=LARGER), personal=row.personal)
+
+    result = list(rounds_of())
+    assert differ(rounds_of(FedAvg()), result, by=1e-5)
     for name in row.live:
         if name in row.refused:
             with pytest.raises(ConfigError, match="algorithm"):
                 row.make(**{name: row.changed(name)})
             continue
-        other = trajectory(row.simulation(row.make(**{name: row.changed(name)})), personal=row.personal)
+        other = rounds_of(row.make(**{name: row.changed(name)}))
         if name in row.silent:
             assert all(map(torch.equal, other, result)), f"{name} should not matter here"
         else:

@@ -23,6 +23,7 @@ Tasks are known here, as to every other method: a client of the code infers that
 the model's answers has risen by 1.2. Its population, in which clients join with every task, is a setting of its own.
 Other deviations: the model has all C outputs from the start, those of classes to come are negatives, and BCE is their
 sum over the number of classes so far; no example is kept twice; weights are n_k with the examples kept, not equal ones;
+prototypes are chosen of images as clients train on them, augmented where the data are (the code: plain ones);
 the steps at which the code lowers its learning rate are left to local.lr_decay and its like. The text of the paper was
 not at hand: the equations are those of the code.
 """
