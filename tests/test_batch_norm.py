@@ -29,7 +29,7 @@ from test_algorithms import FIRST, NTD, SHIPPED, EveryHook
 from test_algorithms import train as train_with
 from test_continual import ROWS as STREAMS
 from test_continual import stream
-from test_vectorised import Closures, Traces, recording
+from test_vectorised import Closures, Traces, recording, traces
 from toy_federation import HARDWARE, LOCAL, Noise, Normed, advance, assemble, make_simulation, play
 
 THREES = replace(LOCAL, batch_size=3)  # clients of 1, 3, 7, 8, 6: one without a step, partial batches of two
@@ -299,7 +299,7 @@ def test_resnet10_and_56_as_published(model, monkeypatch):
     assert_same_step(model, (3, 5))
 
 
-@pytest.mark.parametrize("capture", [Closures, pytest.param(Traces, marks=SLOW)])
+@pytest.mark.parametrize("capture", [Closures, pytest.param(Traces, marks=[SLOW, traces])])
 def test_recorded_steps_keep_running_statistics(capture):
     """Copied in and out of the memory that a recording works on, also of clients that are done early."""
     simulation = make_simulation(FedNTD(**NTD), THREES, model=Normed(), participation=1.0)

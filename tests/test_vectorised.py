@@ -38,6 +38,9 @@ DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))  # the second conv
 SINGLE = replace(LOCAL, batch_size=1, epochs=1)
 ALGORITHMS = [FedAvg(), NTD, EveryHook(pull=0.5), SignDescent(scale=0.5)]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+# One that fails there leaves a transform active, with which later tests fail too.
+traces = pytest.mark.skipif(TORCH < (2, 8), reason="torch 2.6 cannot observe operations within torch.func")
 
 
 def assert_equal(actual, expected, atol=0.0):
@@ -364,6 +367,7 @@ def test_the_check_itself():
             eval(code, {"values": torch.arange(3)})
 
 
+@traces
 @pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2, "streams")], ids=str)
 @every_algorithm
 def test_training_does_not_wait(algorithm, engine):
@@ -433,6 +437,7 @@ def recording(capture, *options):
     return engine
 
 
+@traces
 @pytest.mark.parametrize(
     ("algorithm", "capture", "options"),
     [
@@ -465,6 +470,7 @@ def test_recorded_steps_are_the_steps(algorithm, capture, options):
     assert not engine._graphs.failed
 
 
+@traces
 def test_local_models_are_tested_in_recorded_steps_too():
     """At the marks of their probes, in frames that hold more clients than still run."""
     analysis = LocalEpochs(rounds=None, every=1, between=True, clients=None)
@@ -481,6 +487,7 @@ def test_local_models_are_tested_in_recorded_steps_too():
         assert (plain["train"] >= 0).all()
 
 
+@traces
 def test_clients_that_are_done_are_left_alone_by_larger_graphs():
     """11 clients of 1 to 3 steps: graphs of 11, 10 for the 9 that have a second step, 3."""
     simulation = make_simulation(NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE)
@@ -507,6 +514,7 @@ def test_a_frame_is_not_used_for_another_algorithm_or_training():
     assert len(engine._graphs._recorded) <= graphs_module.FRAMES
 
 
+@traces
 def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
     simulation = make_simulation(NTD)
     state = play(simulation, 1)
@@ -518,6 +526,7 @@ def test_steps_that_cannot_be_recorded_are_carried_out(caplog):
     assert "(operation not permitted when stream is capturing); going on without graphs" in record.message
 
 
+@traces
 @pytest.mark.slow
 def test_out_of_memory_while_recording_halves_the_chunk(caplog):
     simulation = make_simulation(NTD)
@@ -565,6 +574,7 @@ class Kernels(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
+@traces
 @pytest.mark.parametrize(("algorithm", "most"), [(FedAvg(), 60), (NTD, 105)], ids=["FedAvg", "FedNTD"])
 def test_few_kernels_a_step(algorithm, most):
     """What a step costs on a GPU whose kernels are short; the update is one for all parameters."""

@@ -44,7 +44,7 @@ def without_compiler() -> None:
     """Let torch.func take gradients without loading torch's compiler, which takes seconds.
 
     From torch 2.8 on, it loads it in order to switch off autograd's compiled mode. While the compiler is not loaded,
-    that mode cannot be on.
+    that mode cannot be on. torch 2.6 imports it by name, so there it is loaded all the same.
     """
     if COMPILER not in sys.modules:
         mode, compiler = _Unloaded(f"{COMPILER}.compiled_autograd"), _Unloaded(COMPILER)
