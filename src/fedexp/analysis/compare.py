@@ -21,7 +21,7 @@ from fedexp.core.views import VALIDATION, named
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import outdated
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import SweepDirectory, with_latest_code
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 RELEASED = TABLES.with_name("released.csv")  # what the papers' released code gives at the printed protocol, where known
@@ -35,8 +35,8 @@ WHERE = tuple(f"hardware{rest}" for rest in ("=", ".device", ".engine", ".thread
 
 
 def load_jobs(directory: Path) -> list[RunDirectory]:
-    """All runs of a sweep, also those that have failed or are not at their end."""
-    return SweepDirectory(directory).jobs
+    """All runs of a sweep, also those that have failed or are not at their end, with the latest code of each."""
+    return with_latest_code(SweepDirectory(directory).jobs)
 
 
 def load_runs(directory: Path) -> list[RunDirectory]:

@@ -10,7 +10,7 @@ import yaml
 
 from fedexp.analysis.sweep import Sweep, launches
 from fedexp.rundir.contents import LOADER
-from fedexp.rundir.elsewhere import alike, config_of, finished_runs, views_of
+from fedexp.rundir.elsewhere import alike, finished_runs, made_with, views_of
 from fedexp.rundir.reader import RunDirectory
 
 
@@ -27,12 +27,12 @@ def found_for(sweep: Sweep, directory: Path, conf: Path, own: Sequence[Path]) ->
 
     directory: of the sweep; own: the runs that it has already. Of each cell and seed one run is counted; those come
     first that were tested in the view of the sweep's rule, and a run of its own without it is none."""
-    configs = {path: config_of(path) for path in finished_runs(directory) if path not in own}
+    configs = {path: made_with(path) for path in finished_runs(directory) if path not in own}
     configs = {path: config for path, config in configs.items() if config and directory not in path.parents}
     if not configs:
         return []
     view = sweep.rule.view
-    mine = [config for config in map(config_of, own) if view in views_of(config)]
+    mine = [config for config in map(made_with, own) if view in views_of(config)]
     have = {(alike(config), config.get("seed")) for config in mine}
     jobs = jobs_of(sweep, conf, frozenset(map(kind_of, configs.values())))
     found = []

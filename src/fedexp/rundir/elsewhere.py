@@ -12,8 +12,8 @@ import yaml
 
 from fedexp.core import storage
 from fedexp.core.views import PLAIN, views_of
-from fedexp.rundir import contents, files
-from fedexp.rundir.fingerprint import fingerprint
+from fedexp.rundir import contents, files, origin
+from fedexp.rundir.fingerprint import fingerprint, with_noted_code
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
@@ -60,6 +60,11 @@ def config_of(directory: Path) -> dict[str, Any]:
     return RunDirectory(directory).config
 
 
+def made_with(directory: Path) -> dict[str, Any]:
+    """Return `config_of` with the code of a user's own classes as it was when the run was made."""
+    return with_noted_code(config_of(directory), origin.mapping_of(origin.read(directory), "marks"))
+
+
 def training(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for configurations that train the same models, whatever is tested of them."""
     return exact({**config, "test_views": [PLAIN], "evaluate": ["global"]})
@@ -73,7 +78,7 @@ def finished_by_training(directory: Path) -> Finished:
     out."""
     found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for run in finished_runs(directory):
-        if config := config_of(run):
+        if config := made_with(run):
             found.setdefault(training(config), []).append((run, config))
     return found
 

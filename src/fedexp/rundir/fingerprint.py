@@ -1,7 +1,8 @@
 """Fingerprint of a run: the part of its configuration that decides its result, and the names that follow.
 
-A class of fedexp counts by its own name and not by the module that it lies in, data count by what they are and not by
-their path. `former_hash` is the hash of format 1, by which finished directories are still found.
+A class of fedexp counts by its own name and not by the module that it lies in, one of a user's by its module and its
+code, data count by what they are and not by their path. `former_hash` is the hash of format 1, by which finished
+directories are still found.
 """
 
 import hashlib
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.rundir import format_1
+from fedexp.rundir.own_code import marked
 from fedexp.rundir.revisions import noted
 
 FORMAT = 2  # of fingerprints
 OWN = "fedexp."
+TARGET = "_target_"
 
 # What does not decide the result: where a run is computed and how it is watched. It may change when a run is resumed.
 KEPT = ("keep_models", "keep_local_models")
@@ -106,7 +109,7 @@ def essential(container: Mapping[str, Any], data: Mapping[str, str] | None = Non
     for key, value in flatten(numbered(without_neutral(with_revisions(container)))).items():
         if is_free(key):
             continue
-        if key.rpartition(".")[2] == "_target_":
+        if key.rpartition(".")[2] == TARGET:
             value = class_name(value)
         values[key] = marks.get(key, value)
     if isinstance(container.get("surrogate", {}).get("dataset"), dict):  # the options are in it already
@@ -165,8 +168,41 @@ def class_name(target: object) -> Any:
     return text.rpartition(".")[2] if text.startswith(OWN) else target
 
 
+def is_own_class(key: str, value: object) -> bool:
+    """Return whether this value names a class outside fedexp."""
+    return key.rpartition(".")[2] == TARGET and isinstance(value, str) and not value.startswith(OWN)
+
+
+def with_noted_code(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
+    """Return the configuration of a run that was made, in which each class of a user's own is what was noted of it,
+    and not what its module is now; of a run that has not noted it, none that there is.
+
+    marks: `data_marks` of the run."""
+
+    def noted(node: Any, prefix: str) -> Any:
+        if isinstance(node, list):
+            return [noted(each, f"{prefix}{number}.") for number, each in enumerate(node)]
+        if not isinstance(node, Mapping):
+            return node
+        kept = {key: noted(value, f"{prefix}{key}.") for key, value in node.items()}
+        if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)):
+            kept[TARGET] = marks.get(f"{prefix}{TARGET}", f"{kept[TARGET]} (code unknown)")
+        return kept
+
+    found: dict[str, Any] = noted(container, "")
+    return found
+
+
+def code_marks(container: Mapping[str, Any]) -> dict[str, str]:
+    """Return key of each class of a user's own -> what stands for its code; absent where it is not found."""
+    values = flatten(numbered(dict(container)))
+    marks = {key: marked(value) for key, value in values.items() if is_own_class(key, value)}
+    return {key: mark for key, mark in marks.items() if mark is not None}
+
+
 def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return key of each path of data -> what stands for the data there; a key is absent where they cannot be read."""
+    """Return key of each path of data -> what stands for the data there, and key of each class of a user's own -> what
+    stands for its code; a key is absent where they cannot be read."""
     from fedexp.data.marks import file_mark, folder_mark
 
     values = flatten(numbered(dict(container)))
@@ -185,7 +221,7 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
             marks[key] = folder_mark(Path(value), ["."])
         elif key in FILES and isinstance(value, str):
             marks[key] = file_mark(Path(value))
-    return {key: mark for key, mark in marks.items() if mark is not None}
+    return code_marks(container) | {key: mark for key, mark in marks.items() if mark is not None}
 
 
 def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str:

@@ -1,7 +1,8 @@
 """Origin of a run: what its directory notes of how it began (fingerprint.json), and what a resume compares with it.
 
 {"fingerprint": "2:...",          as `identity.fingerprint`
- "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path
+ "marks": {"dataset.root": ...},  what stands in it for data that the configuration names by a path, and for the code of
+                                  a user's own classes
  "data": {"train": ..., ...},     what the data were when they had been loaded
  "way": {"precision": ..., ...},  how steps are computed, where that was left to timing
  "directory": "..."}              the working directory, in which relative paths begin
@@ -20,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import Data
-from fedexp.rundir.fingerprint import data_marks, essential, fingerprint
+from fedexp.rundir.fingerprint import code_marks, data_marks, essential, fingerprint
+from fedexp.rundir.own_code import CODE, checksums, joined
 
 NAME = "fingerprint.json"
 PATHS = (
@@ -74,16 +76,46 @@ def differences(directory: Path, saved: Mapping[str, Any], container: Mapping[st
     """Return a line for each value that decides the result and is another one in the run there. saved: its config.yaml.
 
     Data that are there on one side only (moved before they were noted, or missing now) are left to who loads them, to
-    `check_data` and to the partition."""
+    `check_data` and to the partition; other code of a class of a user's own is no difference, see `changed_code`."""
     noted = mapping_of(read(directory), "marks")
     there, asked = noted or data_marks(saved), data_marks(container)
     before, now = essential(saved, there), essential(container, asked)
-    unknown = there.keys() ^ asked.keys()
+    unknown = there.keys() ^ asked.keys() | {
+        key for key, (then, now) in codes(noted, container).items() if alike(then, now)
+    }
     return [
         f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
         for key in sorted((now.keys() | before.keys()) - unknown)
         if now.get(key) != before.get(key)
     ]
+
+
+def codes(noted: Mapping[str, str], container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return key of each class of a user's own -> (mark noted, mark now)."""
+    return {key: (noted[key], mark) for key, mark in code_marks(container).items() if key in noted}
+
+
+def alike(then: str, now: str) -> bool:
+    """Return whether two marks are of the same class, whatever its code."""
+    return then.partition(CODE)[0] == now.partition(CODE)[0]
+
+
+def changed_code(directory: Path, container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return `codes` of the classes whose code is another than that of the rounds before, as noted in the directory."""
+    found = codes(mapping_of(read(directory), "marks"), container)
+    return {
+        key: (then, now)
+        for key, (then, now) in found.items()
+        if alike(then, now) and checksums(then)[-1] != checksums(now)[-1]
+    }
+
+
+def note_changed_code(directory: Path, container: Mapping[str, Any]) -> None:
+    """Note that rounds from here on are made with other code: the run stands for no run with one code alone."""
+    found = read(directory)
+    both = {key: joined(*marks) for key, marks in changed_code(directory, container).items()}
+    marks = mapping_of(found, "marks") | both
+    storage.write_json(directory / NAME, found | {"marks": marks, "fingerprint": fingerprint(container, marks)})
 
 
 def check_data(directory: Path, data: Data) -> None:

@@ -1,15 +1,18 @@
 """The directory of a sweep: a directory for each job, and a note of which named sweep it holds."""
 
+import logging
 import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from fedexp.core import storage
-from fedexp.rundir import contents, files
+from fedexp.rundir import contents, files, origin
 from fedexp.rundir.elsewhere import noted
+from fedexp.rundir.fingerprint import TARGET
 from fedexp.rundir.reader import MARKS, RunDirectory
 
+log = logging.getLogger("fedexp")
 MARKER = "sweep.json"  # in the directory of a named sweep
 
 
@@ -40,7 +43,7 @@ class SweepDirectory:
     @cached_property
     def complete(self) -> list[RunDirectory]:
         """Return those that are over and whole: what tables are made from."""
-        return [run for run in self.jobs if run.finished]
+        return with_latest_code([run for run in self.jobs if run.finished])
 
     @cached_property
     def begun(self) -> list[RunDirectory]:
@@ -69,6 +72,27 @@ class SweepDirectory:
         """Note in the directory which sweep it holds."""
         self.directory.mkdir(parents=True, exist_ok=True)
         storage.write_json(self.directory / MARKER, {"sweep": sweep})
+
+
+def with_latest_code(runs: list[RunDirectory]) -> list[RunDirectory]:
+    """Return, of finished runs that differ in nothing but the code of a user's own classes, the one with the code as it
+    is now, else the one that was made last; and all others."""
+    own = [run for run in runs if run.finished and has_own_code(run.directory)]
+    latest = {frozenset(run.overrides): run.directory for run in sorted(own, key=code_and_time)}
+    others = {run.directory for run in own if latest[frozenset(run.overrides)] != run.directory}
+    if others:
+        log.warning("%d runs with other code of your own classes are left out", len(others))
+    return [run for run in runs if run.directory not in others]
+
+
+def has_own_code(directory: Path) -> bool:
+    marks = origin.mapping_of(origin.read(directory), "marks")
+    return any(key.endswith(TARGET) for key in marks)
+
+
+def code_and_time(run: RunDirectory) -> tuple[bool, float]:
+    """Return (whether the code is as it is now, seconds when the run ended)."""
+    return not origin.changed_code(run.directory, run.config), (run.directory / files.SUMMARY).stat().st_mtime
 
 
 def standing_in(run: RunDirectory) -> RunDirectory:

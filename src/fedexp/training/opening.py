@@ -65,7 +65,7 @@ def note_beginning(
     log.info("hardware: %s", prepared.hardware.sentence())
     if slow := prepared.hardware.trouble():
         log.warning("hardware.precision=bf16: %s", slow)
-    begin_span(state, prepared.hardware)
+    begin_span(state, container, prepared.hardware)
     place_states(simulation, state)
     (job.directory / files.SUMMARY).unlink(missing_ok=True)  # of a run that is given more rounds
     if saved is None or saved.state is None:
@@ -75,6 +75,10 @@ def note_beginning(
             log.warning("partition=%s: %s", job.choices["partition"], remark)
     else:
         say_where_it_goes_on(job.directory, saved.state["round"], saved.problem)
+        if changed := origin.changed_code(job.directory, container):
+            for key, (before, _) in changed.items():
+                log.warning("%s: the code of %s has changed since the rounds before were made", key, before.split()[0])
+            origin.note_changed_code(job.directory, container)
         if extension.asked(job.directory, container):
             for words in extension.notes(job.directory, container, state):
                 log.info("%s", words)

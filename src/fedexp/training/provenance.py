@@ -14,7 +14,7 @@ import torch
 import fedexp
 from fedexp.core.packages import ROOT
 from fedexp.engine.hardware import Resolved
-from fedexp.rundir.fingerprint import fingerprint
+from fedexp.rundir.fingerprint import code_marks, fingerprint
 from fedexp.training.simulation import State
 
 
@@ -24,7 +24,7 @@ def environment(container: Mapping[str, Any], hardware: Resolved, state: State) 
     setting, `spans` lists the rounds of each with its own, and beside it stands only what was equal in all."""
     made_with = {"versions": versions(*NUMERIC, "hydra-core", "wandb"), "commit": commit()}
     decisive = {"config": fingerprint(container), "seeds": container["seeds"], "versions": versions(*NUMERIC)}
-    decisive |= {"commit": made_with["commit"]} | hardware.arithmetic()
+    decisive |= {"commit": made_with["commit"]} | own_code(container) | hardware.arithmetic()
     if len(state.spans) > 1:
         differing = {key for span in state.spans for key, value in span.items() if decisive.get(key, value) != value}
         unknown = any(span.keys() == {"first"} for span in state.spans)
@@ -33,9 +33,15 @@ def environment(container: Mapping[str, Any], hardware: Resolved, state: State) 
     return made_with | {"hardware": hardware.as_dict(), "determinism": decisive}
 
 
-def begin_span(state: State, hardware: Resolved) -> None:
+def own_code(container: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the classes of a user's own, with the marks of their code."""
+    marks = sorted(set(code_marks(container).values()))
+    return {"code": marks} if marks else {}
+
+
+def begin_span(state: State, container: Mapping[str, Any], hardware: Resolved) -> None:
     """Note the versions and hardware for the rounds from here on, unless they are as before."""
-    now = {"versions": versions(*NUMERIC), "commit": commit()} | hardware.arithmetic()
+    now = {"versions": versions(*NUMERIC), "commit": commit()} | own_code(container) | hardware.arithmetic()
     if state.accuracy and not state.spans:  # a checkpoint of an older version, which has not kept it
         state.spans.append({"first": 0})
     first = state.round + 1 if state.accuracy else 0

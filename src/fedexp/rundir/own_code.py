@@ -1,0 +1,105 @@
+"""The code of a user's own classes: what a run notes of it, so that a change of it does not go unnoticed."""
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+OWN, CODE = "fedexp", " (code "
+INSTALLED = frozenset({"site-packages", "dist-packages", "lib-dynload"})  # packages have versions
+
+
+def marked(target: str) -> str | None:
+    """Return `<class> (code <checksum>)` of a class outside fedexp: of the file of its module and of those that this
+    imports from the same place, in turn. None for one of fedexp, of an installed package, or that is not found.
+
+    target: the dotted path of the class. No code is run for it. A comment that changes is a change: what is without
+    effect cannot be told."""
+    module = target.rpartition(".")[0]
+    root = place_of(module.partition(".")[0])
+    if root is None or INSTALLED & {*root.parts} or CODE in target:  # it is marked already
+        return None
+    digest, files = hashlib.sha256(), sources(root, module)
+    for name in sorted(files):
+        digest.update(f"{name} {read(files[name])[0]}\n".encode())
+    return f"{target}{CODE}{digest.hexdigest()[:16]})" if files else None
+
+
+def joined(before: str, now: str) -> str:
+    """Return the mark of a run whose first rounds were made with one code and whose later ones with another."""
+    return f"{before.removesuffix(')')}, then {checksums(now)[-1]})"
+
+
+def checksums(mark: str) -> list[str]:
+    """Return the checksums in a mark, that of the latest code last."""
+    return mark.partition(CODE)[2].removesuffix(")").split(", then ")
+
+
+def place_of(package: str) -> Path | None:
+    """Return the directory that a package, or a module on the top level, lies in."""
+    if package in ("", OWN):
+        return None
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or spec.origin in ("built-in", "frozen"):
+        return None
+    if places := list(spec.submodule_search_locations or ()):
+        return Path(places[0]).parent
+    return Path(spec.origin).parent if spec.origin else None
+
+
+def sources(root: Path, module: str) -> dict[str, Path]:
+    """Return name -> file of a module and of all below `root` that it imports, directly or not, with the packages that
+    they are in."""
+    found: dict[str, Path] = {}
+    names = [module]
+    while names:
+        name = names.pop()
+        path = file_of(root, name)
+        if path is not None and name not in found and name.partition(".")[0] != OWN:
+            found[name] = path
+            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+            names += [package, *imported(read(path)[1], package)]
+    return found
+
+
+def file_of(root: Path, module: str) -> Path | None:
+    base = root.joinpath(*module.split(".")) if module else root
+    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if module and path.is_file()), None)
+
+
+def read(path: Path) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Return (checksum of a file, its imports: dots before the name, and the name)."""
+    stat = path.stat()
+    return read_once(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=1000)
+def read_once(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int, str], ...]]:
+    content = path.read_bytes()
+    try:
+        nodes = list(ast.walk(ast.parse(content)))
+    except (SyntaxError, ValueError):
+        nodes = []  # who imports it will be told
+    found: list[tuple[int, str]] = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            name = node.module or ""
+            found += [(node.level, name), *((node.level, f"{name}.{alias.name}".strip(".")) for alias in node.names)]
+    return hashlib.sha256(content).hexdigest(), tuple(found)
+
+
+def imported(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
+    """Yield the absolute names of imports, as they stand in a module of `package`."""
+    for dots, name in imports:
+        if dots:
+            above = package.split(".")[: len(package.split(".")) - dots + 1]
+            yield ".".join([*above, *filter(None, [name])])
+        else:
+            yield name

@@ -1,0 +1,136 @@
+"""The code of a user's own classes counts in what a run is: its mark, the fingerprint, a resume, tables."""
+
+import json
+import logging
+import re
+
+import pytest
+import yaml
+
+from fedexp.analysis.compare import load_jobs, load_runs
+from fedexp.rundir import elsewhere, origin
+from fedexp.rundir.fingerprint import data_marks, fingerprint, with_noted_code
+from fedexp.rundir.own_code import checksums, joined, marked
+from test_compare import make_run
+
+CONFIG = {"algorithm": {"_target_": "plug.decay.Decay", "mu": 1.0}, "model": {"_target_": "fedexp.models.cnn.CNN"}}
+
+
+@pytest.fixture
+def plug(tmp_path, monkeypatch):
+    """A package in which decay.py imports three of its neighbours, in three ways, and other.py is imported by none."""
+    folder = tmp_path / "place" / "plug"
+    (folder / "deep").mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "decay.py": "import torch\nfrom plug.helper import help\nfrom .deep import far\nimport beside\n",
+        "helper.py": "from . import last\ndef help(): return 1\n",
+        "last.py": "",
+        "deep/__init__.py": "",
+        "deep/far.py": "",
+        "../beside.py": "",
+        "other.py": "",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["decay.py", "helper.py", "last.py", "deep/far.py", "deep/__init__.py", "__init__.py", "../beside.py"]
+)
+def test_a_mark_is_of_all_that_a_class_imports(plug, name):
+    before = marked("plug.decay.Decay")
+    assert re.fullmatch(r"plug\.decay\.Decay \(code [0-9a-f]{16}\)", before)
+    assert marked("plug.decay.Decay") == before
+    path = plug / name
+    text = path.read_text()
+    path.write_text(f"{text}X = 1\n")
+    assert marked("plug.decay.Decay") != before
+    path.write_text(text)
+    assert marked("plug.decay.Decay") == before
+
+
+def test_what_has_no_mark(plug):
+    """What is not imported does not count; nor what has a version, or is fedexp's, or is not there, or has one."""
+    before = marked("plug.decay.Decay")
+    (plug / "other.py").write_text("X = 1\n")
+    assert marked("plug.decay.Decay") == before
+    for target in ("torch.nn.Linear", "fedexp.models.cnn.CNN", "nowhere.of.Anything", "Anything", before):
+        assert marked(target) is None, target
+
+
+def test_a_file_that_is_no_python_has_a_mark_too(plug):
+    (plug / "helper.py").write_text("def (:\n")
+    assert marked("plug.decay.Decay") is not None
+
+
+def test_a_fingerprint_counts_the_code_and_a_run_that_was_made_keeps_its_own(plug):
+    marks, before = data_marks(CONFIG), fingerprint(CONFIG)
+    assert set(marks) == {"algorithm._target_"}
+    (plug / "helper.py").write_text("def help(): return 2\n")
+    assert fingerprint(CONFIG) != before
+    assert fingerprint(CONFIG, marks) == before
+    assert fingerprint(with_noted_code(CONFIG, marks)) == before
+    unknown = fingerprint(with_noted_code(CONFIG, {}))  # of a version that did not note it
+    assert unknown not in (before, fingerprint(CONFIG))
+
+
+def note(directory, config=CONFIG):
+    marks = data_marks(config)
+    content = {"fingerprint": fingerprint(config, marks), "marks": marks}
+    (directory / origin.NAME).write_text(json.dumps(content))
+
+
+def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_path):
+    note(tmp_path)
+    first = fingerprint(CONFIG)
+    (plug / "decay.py").write_text("class Decay: 2\n")
+    assert origin.differences(tmp_path, CONFIG, CONFIG) == []
+    ((key, (then, now)),) = origin.changed_code(tmp_path, CONFIG).items()
+    assert key == "algorithm._target_"
+    assert then != now
+    origin.note_changed_code(tmp_path, CONFIG)
+    found = origin.read(tmp_path)
+    assert (
+        found["marks"][key] == joined(then, now) == f"plug.decay.Decay (code {', then '.join(map(last, (then, now)))})"
+    )
+    assert found["fingerprint"] not in (first, fingerprint(CONFIG)), "it stands for a run with neither code"
+    assert origin.changed_code(tmp_path, CONFIG) == {}, "it is noted already"
+    assert origin.differences(tmp_path, CONFIG, CONFIG) == []
+    other = CONFIG | {"algorithm": {"_target_": "plug.helper.Decay", "mu": 1.0}}
+    assert len(origin.differences(tmp_path, CONFIG, other)) == 1, "another class is another configuration"
+
+
+def last(mark):
+    return checksums(mark)[-1]
+
+
+def test_a_run_elsewhere_with_other_code_does_not_stand_for_a_job(plug, tmp_path):
+    root = tmp_path / elsewhere.ROOT / "sweep"
+    make_run(root, [], [0.5])
+    run = root / "run0"
+    config = yaml.safe_load((run / "config.yaml").read_text()) | CONFIG
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    note(run, config)
+    job = tmp_path / elsewhere.ROOT / "other" / "job"
+    assert elsewhere.complete(job, config) == run
+    (plug / "helper.py").write_text("def help(): return 2\n")
+    assert elsewhere.complete(job, config) is None
+
+
+def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, caplog):
+    """The one with the code as it is now, which need not be the last; other jobs stay."""
+    codes = ["def help(): return 1\n", "def help(): return 2\n"]
+    for number, code in enumerate([*codes, codes[0]]):
+        (plug / "helper.py").write_text(code)
+        make_run(tmp_path / "sweep", ["algorithm=decay", f"seed={number // 2}"], [0.5])
+        run = tmp_path / "sweep" / f"run{number}"
+        (run / "config.yaml").write_text(yaml.safe_dump({"choices": {}, "rounds": 1} | CONFIG))
+        note(run)
+    with caplog.at_level(logging.WARNING, "fedexp"):
+        assert [run.directory.name for run in load_jobs(tmp_path / "sweep")] == ["run0", "run2"]
+    assert "1 runs with other code of your own classes are left out" in caplog.text
+    (plug / "helper.py").write_text(codes[1])
+    assert [run.directory.name for run in load_runs(tmp_path / "sweep")] == ["run1", "run2"]
