@@ -11,7 +11,7 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.objective import check_objective
-from fedexp.core.settings import LocalTraining
+from fedexp.core.settings import LocalTraining, Settings
 from fedexp.core.views import AUGMENTED, TEST, evaluated
 from fedexp.data.tasks import DomainIncremental, Scenario, Several
 from fedexp.data.types import DataSource
@@ -61,6 +61,14 @@ def check(built: Built, metrics: Metrics) -> None:
             f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
             "training data (public.fraction=0 now)"
         )
+
+
+def check_kept(settings: Settings, last: int) -> None:
+    """Raise ConfigError for a model that is to be kept after the last round. last: of all tasks."""
+    for key in ("keep_models", "keep_local_models"):
+        chosen = getattr(settings, key)
+        if isinstance(chosen, list) and max(chosen) > last:
+            raise ConfigError(f"{key}: round {max(chosen)} is after the last one (rounds={last})")
 
 
 def check_server(built: Built) -> None:
