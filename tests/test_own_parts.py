@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
@@ -140,6 +141,60 @@ def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
         run(tmp_path / "run", Metrics((BackwardTransfer(), Own(columns=("forgetting",), from_round=0))))
 
 
+@dataclass(frozen=True)
+class Wrong(ForgettingMetric):
+    """Gives what it is told from the second tested round on; before that nan, as what is not defined yet."""
+
+    of_rounds: Any = np.nan
+    of_clients: Any = None
+    of_run: Any = np.nan
+    needs_local: bool = True
+
+    def round_values(self, history):
+        return {"mine": self.of_rounds if len(history.rounds) > 1 else np.nan}
+
+    def local_values(self, history, index):
+        return {} if self.of_clients is None else {"mine": self.of_clients}
+
+    def summary(self, history):
+        return {"mine": self.of_run}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"of_rounds": [0.5, 0.25]}, r"list \[0\.5, 0\.25\]; must be one number, nan where it is undefined"),
+        ({"of_rounds": None}, "None; must be one number"),
+        ({"of_rounds": "high"}, "str 'high'; must be one number"),
+        ({"of_rounds": torch.tensor(0.5)}, r"Tensor tensor\(0\.5000\); must be one number"),
+        ({"of_rounds": np.zeros(100)}, "ndarray; must be one number"),
+        ({"of_run": {"a": 1.0}}, r"dict \{'a': 1\.0\}; must be one number"),
+        ({"of_clients": 0.5}, r"float 0\.5; must be one number of each client, \[4\]"),
+        ({"of_clients": ["a", "b", "c", "d"]}, r"list \['a', .*\]; must be one number of each client"),
+        ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be one number of each client"),
+        ({"of_clients": np.zeros((4, 3))}, "must be one number of each client"),
+    ],
+)
+def test_what_is_no_number_names_metric_and_value(given, message, tmp_path):
+    with pytest.raises(ConfigError, match="forgetting_metric: Wrong gives mine as .*" + message):
+        run(tmp_path / "run", Wrong(**given), eval_interval=1)
+
+
+@pytest.mark.parametrize("number", [1, True, np.float32(0.5), np.int64(2), np.nan, float("inf")])
+def test_numbers_of_all_kinds_are_good(number, tmp_path):
+    state = run(tmp_path / "run", Wrong(of_rounds=number, of_run=number, of_clients=np.full(4, number)))
+    assert state.status == "completed"
+
+
+def test_what_is_no_dict_names_the_metric(tmp_path):
+    class Scalar(Wrong):
+        def summary(self, history):
+            return 0.5
+
+    with pytest.raises(ConfigError, match="forgetting_metric: Scalar gives float; must be a dict of names and numbers"):
+        run(tmp_path / "run", Scalar())
+
+
 # --- a data set
 IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.arange(4, dtype=np.int64) % 2
 
@@ -168,6 +223,7 @@ class Given(Dataset):
         ({"y_test": LABELS[:, None]}, r"y_test is int64 of shape \[4, 1\]; must be int64 labels \[N\]"),
         ({"classes": None, "y_test": None}, "`read` returns no y_test, classes"),
         ({"y_train": [0, 1, 0, 1]}, r"y_train is a list; must be int64 labels \[N\]"),
+        ({"classes": ["a", "b", "c", "a", "b"]}, "several classes are called a, b$"),
     ],
 )
 def test_arrays_of_the_wrong_kind_are_refused(changed, message):
@@ -206,6 +262,20 @@ def test_parts_that_no_client_can_train_on_are_refused(parts, message):
     labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
     with pytest.raises(ConfigError, match="partition: Fixed " + message):
         Fixed(parts=parts).split(labels, 2, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returning(Partitioner):
+    given: Any
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        return self.given
+
+
+@pytest.mark.parametrize("given", [[[0], [1]], ([0], [1]), [[0], [1], [2]], None, ([[0], [1]], {}, 1)])
+def test_parts_without_what_else_is_recorded_are_refused(given):
+    with pytest.raises(ConfigError, match=r"partition: `assign` of Returning must return two things, .*parts, \{\}"):
+        Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 
 def test_lists_are_as_good_as_arrays():
