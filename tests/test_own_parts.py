@@ -1,6 +1,6 @@
 """Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.config.build import make
+from fedexp.config.build import build, make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
+from fedexp.training.checks import check_task
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
-from toy_federation import AUGMENTATION, PAIR, make_simulation, play
+from toy_federation import AUGMENTATION, PAIR, composed, make_simulation, play
 
 
 # --- an algorithm
@@ -231,6 +232,18 @@ def test_arrays_of_the_wrong_kind_are_refused(changed, message):
     assert len(Given(**given, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
         Given(**given, changed=changed).load()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shadowing(Given):
+    kind: str = "red"
+
+
+def test_a_field_that_hides_what_a_data_set_has_is_named():
+    given = {"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,), "augmentation": AUGMENTATION}
+    built = replace(build(composed()), dataset=Shadowing(**given, changed={}))
+    with pytest.raises(ConfigError, match=r"dataset\.kind: Shadowing has a field `kind`, .* rename the field"):
+        check_task(built)
 
 
 # --- a partition

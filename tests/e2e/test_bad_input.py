@@ -30,6 +30,7 @@ CASES = [
     ("dataset=image_folder", ["image_folder", "dataset.root"]),
     ("num_clients=${nothing}", ["num_clients", "nothing"]),
     ("algorithm=3", ["group", "algorithm=fedntd"]),
+    ("forgetting_metric=[round_drop,degree]", ["group", "forgetting_metric=all measures all of them"]),
     ("--multrun seed=0,1", ["--multrun", "nearest: '--multirun'"]),
     ("--cfg nothing", ["fedexp: argument --cfg/-c: invalid choice: 'nothing'"]),
     ("alpha=[", ["alpha=["]),
