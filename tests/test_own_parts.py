@@ -17,7 +17,7 @@ from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric,
 from fedexp.training.checks import check_task
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
-from toy_federation import AUGMENTATION, PAIR, composed, make_simulation, play
+from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
 
 
 # --- an algorithm
@@ -40,6 +40,25 @@ def test_a_loss_that_is_reduced_already_is_refused(engine):
     with pytest.raises(ConfigError, match=r"example_loss of Reduced returns a float; must be \[\d+\]"):
         play(make_simulation(Reduced(reduction="number"), engine=engine), 1)
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
+
+
+def test_the_example_of_the_page_counts_rounds():
+    """That of docs/guide/your_own_parts.md: its weight is w / 4, w / 2, ... and both engines agree. Without weight it
+    is FedAvg."""
+    page = (CONF.parent / "docs" / "guide" / "your_own_parts.md").read_text(encoding="utf-8")
+    found: dict[str, Any] = {}
+    exec(page.partition("`mine/reminded.py`\n```python\n")[2].partition("```\n")[0], found)
+
+    def played(engine, **options):
+        algorithm = found["Reminded"](**{"weight": 0.5, "rounds": 4, "examples": 3} | options)
+        return play(make_simulation(algorithm, engine=engine), 3).server
+
+    one, other = (played(engine) for engine in PAIR)
+    assert float(one["round"]) == 4
+    assert_close(one["params"], other["params"])
+    assert_close(played("sequential", weight=0.0)["params"], play(make_simulation(), 3).server["params"])
+    faster = played("sequential", rounds=1)["params"]
+    assert any((leaf - faster[name]).abs().max() > 1e-6 for name, leaf in one["params"].items())
 
 
 @dataclass(frozen=True, kw_only=True)

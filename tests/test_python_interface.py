@@ -445,6 +445,7 @@ def test_export_as_safetensors(run, tmp_path):
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     facts = header.pop("__metadata__")
     assert (facts["algorithm"], facts["dataset"], facts["round"]) == ("fedntd", "digits", "4")
+    assert (facts["pixel_largest"], facts["mean"], facts["std"]) == ("16", "[0.3054]", "[0.3761]")
     state = run.model().network.state_dict()
     assert header.keys() == state.keys()
     for name, value in state.items():
