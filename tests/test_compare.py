@@ -399,3 +399,18 @@ def test_one_target_for_all_runs_of_a_setting(tmp_path):
     assert table["A"].tolist() == pytest.approx([0.57] * 3)
     assert table["rounds_to_0.75A"].tolist() == [1, 2, 1]
     assert table["speedup_0.75A"].tolist() == [1, 1, 2]
+
+
+def test_a_run_that_diverged_reaches_no_target(tmp_path):
+    """Its best accuracy makes no A, and its group has no rounds, whatever the other seed has. Where all diverged there
+    is no A."""
+    for seed, status in (("seed=0", "diverged"), ("seed=1", "completed")):
+        make_run(tmp_path, ["algorithm=fedavg", seed], [0.4, 0.5 if status == "completed" else 0.9], status=status)
+    make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.4, 0.8])
+    make_run(tmp_path, ["algorithm=fedavg", "local.lr=1e6"], [0.1, 0.1], status="diverged")
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "rounds_to_target.csv").set_index("run")
+    assert table.loc["cifar10 p fedntd", ["A", "rounds_to_1A"]].tolist() == pytest.approx([0.95 * 0.8, 2])
+    rounds = [f"rounds_to_{factor}A" for factor in ("0.75", "0.9", "1")]
+    assert table.loc["cifar10 p fedavg", rounds].isna().all()
+    assert table.loc["cifar10 p fedavg local.lr=1e6", ["A", *rounds]].isna().all()

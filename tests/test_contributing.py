@@ -50,7 +50,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the package and the yaml files of the page."""
     directory = tmp_path_factory.mktemp("out_of_tree")
     written = FILES.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(written) == 12, [path for path, _ in written]
+    assert len(written) == 14, [path for path, _ in written]
     for path, text in written:
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_text(text, encoding="utf-8")
@@ -76,6 +76,14 @@ def test_algorithm(workplace: Path, reference: pd.DataFrame):
     # From the same initial model, another loss already in the first round.
     assert smoothed["test_loss"][0] == reference["test_loss"][0]
     assert (smoothed["train_loss"][1:] != reference["train_loss"][1:]).all()
+
+
+def test_an_algorithm_that_counts_rounds(workplace: Path, reference: pd.DataFrame):
+    done = fedexp(workplace, "--config-dir", "conf_mine", "algorithm=reminded", *SMALL, "hydra.run.dir=reminded")
+    assert done.returncode == 0, done.stderr
+    reminded = rounds(workplace / "reminded")
+    assert reminded["test_loss"][0] == reference["test_loss"][0]
+    assert (reminded["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
 def test_metric_and_the_zero_limit_of_the_algorithm(workplace: Path, reference: pd.DataFrame):

@@ -306,7 +306,7 @@ def test_hardware_choices(monkeypatch):
     assert isinstance(chosen(engine="sequential").make_engine(), Sequential)
     assert chosen(engine="vectorised", chunk=3).make_engine() == Vectorised(3)
     assert (chosen(precision="fp64").dtype, chosen(precision="bf16").dtype) == (torch.float64, torch.float32)
-    with pytest.raises(ConfigError, match=r"hardware.workers=2: must be null with hardware.engine=sequential"):
+    with pytest.raises(ConfigError, match=r"null with hardware.engine=sequential \(hardware.workers=null\)"):
         hardware(engine="sequential", workers=2)
 
 

@@ -14,7 +14,7 @@ from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.server_optimizers import STATE, ServerOptimizer
 from fedexp.config.build import build
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, collecting
 from fedexp.core.settings import OPTIMIZERS, LocalTraining
 from fedexp.engine.base import ScheduledData
 from fedexp.rundir.fingerprint import fingerprint
@@ -186,6 +186,13 @@ def test_a_schedule_begins_anew_with_every_task():
 def test_bad_local_options(changes, message):
     with pytest.raises(ConfigError, match=message):
         replace(LOCAL, **changes)
+
+
+@pytest.mark.parametrize("rate", [-0.1, float("nan")])
+def test_a_wrong_learning_rate_is_one_message(rate):
+    with pytest.raises(ConfigError) as error, collecting():
+        replace(LOCAL, lr=rate)
+    assert str(error.value) == f"local.lr={rate}: must be a finite number greater than 0"
 
 
 def test_a_warm_up_of_all_rounds_is_refused():

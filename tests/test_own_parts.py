@@ -1,21 +1,23 @@
 """Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.config.build import make
+from fedexp.config.build import build, make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
+from fedexp.training.checks import check_task
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
-from toy_federation import AUGMENTATION, PAIR, make_simulation, play
+from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
 
 
 # --- an algorithm
@@ -38,6 +40,25 @@ def test_a_loss_that_is_reduced_already_is_refused(engine):
     with pytest.raises(ConfigError, match=r"example_loss of Reduced returns a float; must be \[\d+\]"):
         play(make_simulation(Reduced(reduction="number"), engine=engine), 1)
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
+
+
+def test_the_example_of_the_page_counts_rounds():
+    """That of docs/guide/your_own_parts.md: its weight is w / 4, w / 2, ... and both engines agree. Without weight it
+    is FedAvg."""
+    page = (CONF.parent / "docs" / "guide" / "your_own_parts.md").read_text(encoding="utf-8")
+    found: dict[str, Any] = {}
+    exec(page.partition("`mine/reminded.py`\n```python\n")[2].partition("```\n")[0], found)
+
+    def played(engine, **options):
+        algorithm = found["Reminded"](**{"weight": 0.5, "rounds": 4, "examples": 3} | options)
+        return play(make_simulation(algorithm, engine=engine), 3).server
+
+    one, other = (played(engine) for engine in PAIR)
+    assert float(one["round"]) == 4
+    assert_close(one["params"], other["params"])
+    assert_close(played("sequential", weight=0.0)["params"], play(make_simulation(), 3).server["params"])
+    faster = played("sequential", rounds=1)["params"]
+    assert any((leaf - faster[name]).abs().max() > 1e-6 for name, leaf in one["params"].items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +161,60 @@ def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
         run(tmp_path / "run", Metrics((BackwardTransfer(), Own(columns=("forgetting",), from_round=0))))
 
 
+@dataclass(frozen=True)
+class Wrong(ForgettingMetric):
+    """Gives what it is told from the second tested round on; before that nan, as what is not defined yet."""
+
+    of_rounds: Any = np.nan
+    of_clients: Any = None
+    of_run: Any = np.nan
+    needs_local: bool = True
+
+    def round_values(self, history):
+        return {"mine": self.of_rounds if len(history.rounds) > 1 else np.nan}
+
+    def local_values(self, history, index):
+        return {} if self.of_clients is None else {"mine": self.of_clients}
+
+    def summary(self, history):
+        return {"mine": self.of_run}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"of_rounds": [0.5, 0.25]}, r"list \[0\.5, 0\.25\]; must be one number, nan where it is undefined"),
+        ({"of_rounds": None}, "None; must be one number"),
+        ({"of_rounds": "high"}, "str 'high'; must be one number"),
+        ({"of_rounds": torch.tensor(0.5)}, r"Tensor tensor\(0\.5000\); must be one number"),
+        ({"of_rounds": np.zeros(100)}, "ndarray; must be one number"),
+        ({"of_run": {"a": 1.0}}, r"dict \{'a': 1\.0\}; must be one number"),
+        ({"of_clients": 0.5}, r"float 0\.5; must be one number of each client, \[4\]"),
+        ({"of_clients": ["a", "b", "c", "d"]}, r"list \['a', .*\]; must be one number of each client"),
+        ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be one number of each client"),
+        ({"of_clients": np.zeros((4, 3))}, "must be one number of each client"),
+    ],
+)
+def test_what_is_no_number_names_metric_and_value(given, message, tmp_path):
+    with pytest.raises(ConfigError, match="forgetting_metric: Wrong gives mine as .*" + message):
+        run(tmp_path / "run", Wrong(**given), eval_interval=1)
+
+
+@pytest.mark.parametrize("number", [1, True, np.float32(0.5), np.int64(2), np.nan, float("inf")])
+def test_numbers_of_all_kinds_are_good(number, tmp_path):
+    state = run(tmp_path / "run", Wrong(of_rounds=number, of_run=number, of_clients=np.full(4, number)))
+    assert state.status == "completed"
+
+
+def test_what_is_no_dict_names_the_metric(tmp_path):
+    class Scalar(Wrong):
+        def summary(self, history):
+            return 0.5
+
+    with pytest.raises(ConfigError, match="forgetting_metric: Scalar gives float; must be a dict of names and numbers"):
+        run(tmp_path / "run", Scalar())
+
+
 # --- a data set
 IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.arange(4, dtype=np.int64) % 2
 
@@ -168,6 +243,7 @@ class Given(Dataset):
         ({"y_test": LABELS[:, None]}, r"y_test is int64 of shape \[4, 1\]; must be int64 labels \[N\]"),
         ({"classes": None, "y_test": None}, "`read` returns no y_test, classes"),
         ({"y_train": [0, 1, 0, 1]}, r"y_train is a list; must be int64 labels \[N\]"),
+        ({"classes": ["a", "b", "c", "a", "b"]}, "several classes are called a, b$"),
     ],
 )
 def test_arrays_of_the_wrong_kind_are_refused(changed, message):
@@ -175,6 +251,18 @@ def test_arrays_of_the_wrong_kind_are_refused(changed, message):
     assert len(Given(**given, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
         Given(**given, changed=changed).load()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shadowing(Given):
+    kind: str = "red"
+
+
+def test_a_field_that_hides_what_a_data_set_has_is_named():
+    given = {"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,), "augmentation": AUGMENTATION}
+    built = replace(build(composed()), dataset=Shadowing(**given, changed={}))
+    with pytest.raises(ConfigError, match=r"dataset\.kind: Shadowing has a field `kind`, .* rename the field"):
+        check_task(built)
 
 
 # --- a partition
@@ -206,6 +294,20 @@ def test_parts_that_no_client_can_train_on_are_refused(parts, message):
     labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
     with pytest.raises(ConfigError, match="partition: Fixed " + message):
         Fixed(parts=parts).split(labels, 2, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returning(Partitioner):
+    given: Any
+
+    def assign(self, labels, num_classes, num_clients, rng, owners):
+        return self.given
+
+
+@pytest.mark.parametrize("given", [[[0], [1]], ([0], [1]), [[0], [1], [2]], None, ([[0], [1]], {}, 1)])
+def test_parts_without_what_else_is_recorded_are_refused(given):
+    with pytest.raises(ConfigError, match=r"partition: `assign` of Returning must return two things, .*parts, \{\}"):
+        Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 
 def test_lists_are_as_good_as_arrays():

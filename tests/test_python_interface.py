@@ -23,7 +23,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.image_files import stratified_split
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.reader import RunDirectory
-from toy_federation import SETTINGS
+from test_continual import TWO_TASKS
+from toy_federation import SETTINGS, make_simulation
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "figures=false", "hardware=cpu"]
@@ -154,6 +155,17 @@ def test_what_chooses_no_rounds(wrong):
         ConfigError, match=r"keep_local_models=.*must be n for every n-th round, a list of rounds from 1"
     ):
         replace(SETTINGS, keep_local_models=wrong)
+
+
+@pytest.mark.parametrize("key", ["keep_models", "keep_local_models"])
+def test_models_after_the_last_round_are_refused(key):
+    """The last of all tasks; every n-th round may be none."""
+    with pytest.raises(ConfigError, match=rf"{key}: round 99 is after the last one \(rounds=3\)"):
+        make_simulation(**{key: [1, 99]})
+    make_simulation(**{key: 99})
+    make_simulation(scenario=TWO_TASKS, rounds=2, **{key: [4]})
+    with pytest.raises(ConfigError, match=rf"{key}: round 5 is after the last one \(rounds=4\)"):
+        make_simulation(scenario=TWO_TASKS, rounds=2, **{key: [5]})
 
 
 def test_a_directory_without_a_run(tmp_path):
@@ -433,6 +445,7 @@ def test_export_as_safetensors(run, tmp_path):
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     facts = header.pop("__metadata__")
     assert (facts["algorithm"], facts["dataset"], facts["round"]) == ("fedntd", "digits", "4")
+    assert (facts["pixel_largest"], facts["mean"], facts["std"]) == ("16", "[0.3054]", "[0.3761]")
     state = run.model().network.state_dict()
     assert header.keys() == state.keys()
     for name, value in state.items():

@@ -16,7 +16,7 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resized
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
-from fedexp.training.checks import check_surrogate
+from fedexp.training.checks import check_domains, check_surrogate
 from fedexp.training.division import divide
 from fedexp.training.job import train_run
 from fedexp.training.place import Job
@@ -390,6 +390,15 @@ def test_images_of_another_form():
     step[:, :, 4:] = 200
     halved = resized(step, 255, images(shape=(4, 4, 1)))[0, :, :, 0]
     assert halved[0].tolist() == [0, 25, 175, 200]  # triangle filter of width 4: weights 1/8, 3/8, 3/8, 1/8
+
+
+def test_domains_of_texts_after_images_name_the_option():
+    """sina2019 and sogoucs are the default, which nobody has typed."""
+    built = build(composed("scenario=domain_incremental"))
+    with pytest.raises(ConfigError, match=r"scenario\.domains=\[sina2019,sogoucs\]: dataset=digits has images, "):
+        check_domains(built.dataset, built.scenario)
+    built = build(composed("scenario=domain_incremental", "scenario.domains=[mnist]"))
+    check_domains(built.dataset, built.scenario)
 
 
 def test_texts_and_images_do_not_mix():

@@ -6,7 +6,7 @@ import mmap
 import os
 import signal
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,12 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.processes.channel import Channel, Parcel
+from fedexp.engine.processes.worker import Ready
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.training.recorder import Recorder
+from fedexp.training.rounds import evaluate, model_of, run_rounds
 from toy_federation import LARGER, PROCESS, assemble, make_simulation
 
 
@@ -159,6 +162,42 @@ def test_workers_change_no_bit(pair_of_workers):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_number_of_workers_changes_no_bit(count):
     assert_no_bit_differs(Workers(Sequential(), [PROCESS] * count, share=False), close=True)
+
+
+def test_all_workers_have_started_before_the_first_round(pair_of_workers, monkeypatch):
+    """Each has answered an order of its own; else the first round would count the import of torch as training."""
+    engine, given = pair_of_workers[0], []
+    give = engine._give
+    monkeypatch.setattr(engine, "_give", lambda i, order: (given.append((i, type(order.value))), give(i, order)))
+    simulation = make_simulation()
+    engine.start(simulation.bench, model_of(simulation.initial_state().server))
+    assert given == [(0, Ready), (1, Ready)]
+    assert not any(process.order for process in engine._processes)
+
+
+class Noting(Sequential):
+    """Notes what it is asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def start(self, *given):
+        self.calls.append("start")
+
+    def train(self, *given):
+        self.calls.append("train")
+        return super().train(*given)
+
+
+def test_a_resumed_run_starts_its_engine_before_the_clock_of_its_first_round(tmp_path):
+    """A new one does too; there the evaluation of the initial model has started it already."""
+    engine = Noting()
+    simulation = replace(make_simulation(rounds=1), engine=engine)
+    state, recorder = simulation.initial_state(), Recorder(tmp_path, simulation, [], None)
+    recorder.record_initial(state, evaluate(simulation, state.server, 0))  # as if it were resumed after round 0
+    run_rounds(simulation, state, recorder)
+    recorder.close()
+    assert engine.calls == ["start", "train"]
 
 
 def test_modules_of_the_current_directory_are_not_imported(pair_of_workers):

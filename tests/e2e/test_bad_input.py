@@ -30,6 +30,7 @@ CASES = [
     ("dataset=image_folder", ["image_folder", "dataset.root"]),
     ("num_clients=${nothing}", ["num_clients", "nothing"]),
     ("algorithm=3", ["group", "algorithm=fedntd"]),
+    ("forgetting_metric=[round_drop,degree]", ["group", "forgetting_metric=all measures all of them"]),
     ("--multrun seed=0,1", ["--multrun", "nearest: '--multirun'"]),
     ("--cfg nothing", ["fedexp: argument --cfg/-c: invalid choice: 'nothing'"]),
     ("alpha=[", ["alpha=["]),
@@ -277,3 +278,22 @@ def test_the_working_directory_stays(fedexp, tmp_path):
     assert fedexp("rounds=0", "hydra.run.dir=run").code == 2
     assert tmp_path.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [(["local.lrr=0.1,0.2"], "local.lrr: no such option"), (["seed=0,1", "algorithm=fedavg,fedxx"], "algorithm=fedxx")],
+)
+def test_a_refused_sweep_leaves_nothing(fedexp, tmp_path, overrides, message):
+    answer = fedexp("--multirun", *overrides)
+    assert (answer.code, answer.err.count("fedexp:")) == (2, 1)
+    assert message in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_sweep_leaves_a_directory_that_was_there(fedexp, tmp_path):
+    """Also where it holds the same as one that this command has made."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "multirun.yaml").write_text("")
+    assert fedexp("--multirun", "local.lrr=0.1,0.2", "hydra.sweep.dir=mine").code == 2
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["multirun.yaml"]

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -258,16 +259,16 @@ def printed_targets(sweep: Sweep, runs: Sequence[RunDirectory]) -> dict[str, flo
 
 def rounds_to_targets(runs: Sequence[RunDirectory], printed: Mapping[str, float]) -> pd.DataFrame:
     """Rounds to 0.75, 0.9 and 1 times A, mean over seeds, and how many times faster than FedAvg; empty where a seed
-    never gets there. A is 0.95 of the best accuracy of any run of the setting and, where `printed` has the setting, in
-    a second row that one."""
+    diverged or never gets there. A is 0.95 of the best accuracy of any run of the setting that did not diverge and,
+    where `printed` has the setting, in a second row that one."""
     settings: dict[str, dict[str, list[RunDirectory]]] = {}
     for run in runs:
         name, setting = key_of(run)
         settings.setdefault(setting, {}).setdefault(name, []).append(run)
     rows: list[dict[str, Any]] = []
     for setting, members in settings.items():
-        best = max(best_of(run) for group in members.values() for run in group)
-        rows += rounds_to_rows("measured", SHARE * best, members)
+        found = [best_of(run) for group in members.values() for run in group if not run.diverged]
+        rows += rounds_to_rows("measured", SHARE * max(found, default=math.nan), members)
         if setting in printed:
             rows += rounds_to_rows("printed", printed[setting], members)
     return pd.DataFrame(rows)
@@ -299,5 +300,6 @@ def is_fedavg(run: RunDirectory) -> bool:
 
 
 def mean_rounds(runs: Sequence[RunDirectory], accuracy: float) -> float | None:
-    found = [rounds_to(run, accuracy) for run in runs]
+    """Return the mean over seeds of the rounds to an accuracy; None where one diverged or never gets there."""
+    found = [None if run.diverged else rounds_to(run, accuracy) for run in runs]
     return None if None in found else float(np.mean([value for value in found if value is not None]))

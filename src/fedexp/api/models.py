@@ -14,6 +14,8 @@ from fedexp.cli.evaluate import dataset_of
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
+from fedexp.data.datasets import Dataset
+from fedexp.data.types import DataSource
 from fedexp.models.lora import merge
 
 if TYPE_CHECKING:
@@ -46,18 +48,18 @@ def evaluate(
 def export(run: Run | str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None) -> Path:
     """Write the weights of the model that a run keeps of a round (None: the last), and return the path.
 
-    The suffix chooses the form: `.safetensors` (needs the package safetensors; with algorithm, data set, round and
-    seed as metadata), `.pt` or `.pth` (`torch.save` of the state dict). The names are those of `run.model().network`;
-    low-rank adapters are merged into their layers.
+    The suffix chooses the form: `.safetensors` (needs the package safetensors; with algorithm, data set, round, seed
+    and how pixels are normalised as metadata), `.pt` or `.pth` (`torch.save` of the state dict). The names are those of
+    `run.model().network`; low-rank adapters are merged into their layers.
     """
     found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
     if target.suffix not in (*WITH_TORCH, SAFETENSORS):
         raise ConfigError(f"{target}: must end in {SAFETENSORS}, {' or '.join(WITH_TORCH)}")
     save = safetensors_saver() if target.suffix == SAFETENSORS else None
     with trusting(found.config_dir):
-        network, kept, _ = network_of(found._reader, round)
+        network, kept, parts = network_of(found._reader, round)
     weights = {name: value.contiguous() for name, value in merge(network).state_dict().items()}
-    content = save(weights, facts_of(found, kept.round)) if save else with_torch(weights)
+    content = save(weights, facts_of(found, kept.round) | pixels_of(parts.dataset)) if save else with_torch(weights)
     storage.write_atomically(target, content)
     return target
 
@@ -67,6 +69,14 @@ def facts_of(run: Run, round: int) -> dict[str, str]:
     choices = run.config.get("choices") or {}
     facts = {"fedexp": __version__, "round": round, "seed": run.config.get("seed")}
     return {k: str(v) for k, v in (facts | {n: choices.get(n) for n in ("algorithm", "dataset", "model")}).items()}
+
+
+def pixels_of(dataset: DataSource) -> dict[str, str]:
+    """Return what a file says of how images are read, (pixel / largest - mean) / std; empty for texts."""
+    if not isinstance(dataset, Dataset):
+        return {}
+    form = dataset.normalise
+    return {"pixel_largest": str(form.max_value), "mean": str([*form.mean]), "std": str([*form.std])}
 
 
 def with_torch(weights: "dict[str, torch.Tensor]") -> bytes:

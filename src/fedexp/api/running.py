@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from fedexp.api.directories import Run
 from fedexp.cli.composition import composed, plain, without_hydra
-from fedexp.cli.job import holds_a_run, log_to_console, record_failure, remove_if_empty
+from fedexp.cli.job import holds_a_run, log_to_console, record_failure
 from fedexp.core.errors import FAILED, ConfigError
+from fedexp.core.storage import remove_if_empty
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -52,7 +52,8 @@ def sort_out(arguments: list[str]) -> Asked:
     check_names(own, [*list_groups(folders), *PRESETS])
     check_values(own, folders)
     if lists := [o for o in own if o.partition("=")[2].startswith(("[", "{")) and key_of(o) in list_groups(folders)]:
-        raise ConfigError(f"{lists[0]}: {ONE_OPTION}; groups: {', '.join(list_groups(folders))}")
+        every = "; forgetting_metric=all measures all of them" if key_of(lists[0]) == "forgetting_metric" else ""
+        raise ConfigError(f"{lists[0]}: {ONE_OPTION}{every}; groups: {', '.join(list_groups(folders))}")
     multirun = "--multirun" in flags or "-m" in flags
     for key, values in asked.items():
         if values and not multirun:

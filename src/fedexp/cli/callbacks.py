@@ -13,9 +13,11 @@ from omegaconf import DictConfig, open_dict, read_write
 from fedexp.cli import launchers
 from fedexp.cli.together import Groups
 from fedexp.core import interrupts
+from fedexp.core.storage import remove_if_empty
 from fedexp.rundir.files import ERROR
 
 Mark = tuple[int, int]  # inode, time of writing
+OF_HYDRA = "multirun.yaml"  # the configuration of a sweep, which is there before the jobs are checked
 NOTES = ".failed"  # of a sweep: what jobs could not write into their own directories
 
 
@@ -24,6 +26,7 @@ class SweepWatch:
     """The sweeps of one command, by their directories."""
 
     begun: dict[Path, dict[Path, Mark]] = field(default_factory=dict)  # its failures as it began
+    made: set[Path] = field(default_factory=set)  # those that were not there before
     running: dict[Path, str] = field(default_factory=dict)  # the launcher of each that is not over
     ended: list[Path] = field(default_factory=list)
     said: set[str] = field(default_factory=set)  # messages of jobs, which many of them may share
@@ -42,6 +45,14 @@ class SweepWatch:
             yield
         finally:
             _current.reset(token)
+
+    def take_back(self, here: Path) -> None:
+        """Remove what Hydra has made for sweeps that were refused before their first job; of parents only those below
+        `here`."""
+        for directory in self.made:
+            if directory.is_dir() and [path.name for path in directory.iterdir()] == [OF_HYDRA]:
+                (directory / OF_HYDRA).unlink()
+                remove_if_empty(directory, here)
 
 
 _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None)
@@ -77,6 +88,8 @@ class Sweeps(Callback):
         watch = _current.get()
         jobs = launchers.settle(config, watch.queued.get(directory) if watch else None)
         if watch:
+            if not directory.exists():
+                watch.made.add(directory)
             watch.begun.setdefault(directory, failures(directory))  # a sweep may consist of several multiruns
             watch.running[directory] = launcher
         if launcher != "basic":

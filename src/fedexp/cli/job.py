@@ -25,7 +25,7 @@ from fedexp.core.errors import (
     say_no_memory,
 )
 from fedexp.core.objective import objective_name, value_of
-from fedexp.core.storage import regular, shorten
+from fedexp.core.storage import regular, remove_if_empty, shorten
 
 if TYPE_CHECKING:
     from fedexp.cli.together import Member
@@ -235,17 +235,6 @@ def remove_hydras(directory: Path, hydra_config: Any) -> None:
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
-
-
-def remove_if_empty(directory: Path, here: Path) -> None:
-    """Take back the directories that Hydra made for a run that never began; of parents only those below `here`."""
-    for candidate in (directory, *directory.parents):
-        if candidate != directory and here not in candidate.parents:
-            return
-        try:
-            candidate.rmdir()
-        except OSError:
-            return
 
 
 def holds_a_run(directory: Path) -> bool:

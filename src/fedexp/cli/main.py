@@ -172,6 +172,7 @@ def run_hydra(arguments: list[str]) -> int:
         if queue is not None:
             queue.say_state()
     except Exception as error:
+        watch.take_back(Path.cwd())
         return say_error(error, watch, config_directories(arguments))
     return max(codes, default=0)
 

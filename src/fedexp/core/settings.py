@@ -45,7 +45,8 @@ class LocalTraining:
         require(nesterov, "local.momentum", self.momentum, "greater than 0 with local.optimizer=nesterov")
         require_choice("local.schedule", self.schedule, SCHEDULES)
         require(self.step_rounds >= 1, "local.step_rounds", self.step_rounds, "at least 1")
-        require(0 <= self.lr_min <= self.lr, "local.lr_min", self.lr_min, f"at least 0 and at most local.lr={self.lr}")
+        most = self.lr if self.lr > 0 else math.inf  # else it has been said of lr
+        require(0 <= self.lr_min <= most, "local.lr_min", self.lr_min, f"at least 0 and at most local.lr={self.lr}")
         require(self.warmup >= 0, "local.warmup", self.warmup, "at least 0 (rounds)")
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:

@@ -140,3 +140,15 @@ def check_tree(path: Path) -> None:
         raise ConfigError(f"{path}: damaged ({error or type(error).__name__})") from error
     if wrong is not None:
         raise ConfigError(f"{path}: damaged (the checksum of {wrong} is wrong)")
+
+
+def remove_if_empty(directory: Path, here: Path) -> None:
+    """Take back the directories that Hydra made for a run or sweep that never began; of parents only those below
+    `here`."""
+    for candidate in (directory, *directory.parents):
+        if candidate != directory and here not in candidate.parents:
+            return
+        try:
+            candidate.rmdir()
+        except OSError:
+            return

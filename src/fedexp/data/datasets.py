@@ -9,6 +9,7 @@ import functools
 import math
 import re
 from abc import abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -73,6 +74,8 @@ class Dataset(DataSource):
         if missing := [key for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key not in arrays]:
             raise ConfigError(f"dataset={self.name}: `read` returns no {', '.join(missing)}")
         classes = tuple(str(c) for c in arrays["classes"])
+        if twice := [name for name, times in Counter(classes).items() if times > 1]:
+            raise ConfigError(f"dataset={self.name}: several classes are called {', '.join(twice)}")
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
         names = ("x_train", "y_train", "x_test", "y_test")

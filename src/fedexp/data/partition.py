@@ -6,7 +6,7 @@ A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function 
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -44,14 +44,23 @@ class Partitioner:
         if num_clients > len(labels):
             raise ConfigError(f"num_clients={num_clients}: more clients than training examples ({len(labels)})")
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
-        parts, info = self.assign(labels, classes, num_clients, rng, owners)
+        parts, info = self._both(self.assign(labels, classes, num_clients, rng, owners))
         parts = self._checked(parts, len(labels), num_clients)
         for client, part in enumerate(parts):
             if (withheld := part[labels[part] < 0]).size:
                 raise ConfigError(
                     f"partition: client {client} holds example {withheld[0]}, which is a surrogate example"
                 )
-        return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | info)
+        return Partition.build(parts, labels, classes, {"scheme": type(self).__name__} | asdict(self) | dict(info))
+
+    def _both(self, given: object) -> tuple[Any, Mapping[str, Any]]:
+        """Return what `assign` gives. Raises ConfigError where that of an own scheme gives something else."""
+        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
+            return given[0], given[1]
+        raise ConfigError(
+            f"partition: `assign` of {type(self).__name__} must return two things, (numbers of the examples of each "
+            "client, dict of what else is worth recording), such as `return parts, {}`"
+        )
 
     def _checked(self, parts: Iterable[np.ndarray], examples: int, num_clients: int) -> list[np.ndarray]:
         """Return the parts as arrays. Raises ConfigError for what an own scheme may give and no client can train on."""

@@ -307,6 +307,10 @@ def has_own(algorithm: FedAvg, hook: str) -> bool:
 class Engine(ABC):
     """Base of the engines: how the clients of a round are trained and models are evaluated."""
 
+    def start(self, bench: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most engines have nothing to start)
+        """Do what takes time once, such as starting processes, so that no round counts it as training. server: a model
+        and its "buffers"."""
+
     @abstractmethod
     def train(
         self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool

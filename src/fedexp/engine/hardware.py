@@ -51,7 +51,8 @@ class Hardware:
         require_choice("hardware.convolution", self.convolution, (*CONVOLUTIONS, *ONE_CLIENT))
         require(self.workers is None or self.workers >= 1, "hardware.workers", self.workers, "at least 1, or null")
         only = self.workers is None or self.engine in ("auto", "workers")
-        require(only, "hardware.workers", self.workers, f"null with hardware.engine={self.engine}")
+        wanted = f"null with hardware.engine={self.engine} (hardware.workers=null)"
+        require(only, "hardware.workers", self.workers, wanted)
         require(self.jobs_per_gpu >= 1, "hardware.jobs_per_gpu", self.jobs_per_gpu, "at least 1")
         together = self.jobs_together
         require(

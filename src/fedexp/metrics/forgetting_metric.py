@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,44 @@ class Alignment(ForgettingMetric):
         return {}
 
 
+def _checked(metric: ForgettingMetric, values: object, clients: int | None = None) -> Mapping[str, Any]:
+    """Return the values of a metric. clients: each is one number of each client, [clients]; None: one number.
+
+    Raises ConfigError for what a metric of a user's own may give and no table can hold.
+    """
+    name = f"forgetting_metric: {type(metric).__name__}"
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} gives {type(values).__name__}; must be a dict of names and numbers")
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"{name} gives a value the name {key!r}; must be a text")
+        if clients is None and not isinstance(value, Real):
+            wanted = "one number, nan where it is undefined"
+        elif clients is not None and not are_numbers(value, clients):
+            wanted = f"one number of each client, [{clients}]"
+        else:
+            continue
+        raise ConfigError(f"{name} gives {key} as {described(value)}; must be {wanted}")
+    return values
+
+
+def are_numbers(values: Any, count: int) -> bool:
+    """Return whether values are so many numbers in a row."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        return False
+    return array.shape == (count,) and array.dtype.kind in "biuf"
+
+
+def described(value: object) -> str:
+    """Return the type of a value, and the value where it is short."""
+    if value is None:
+        return "None"
+    text = repr(value)
+    return f"{type(value).__name__} {text}" if len(text) <= 40 else type(value).__name__
+
+
 def _merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge to one dict; a key that comes twice must have the same value (nan equals nan). Raises ConfigError else, as
     where a metric of a user's own gives a value the name of another one."""
@@ -228,13 +267,14 @@ class Composite(ForgettingMetric):
         return any(metric.needs_neurons for metric in self.parts())
 
     def round_values(self, history: History) -> dict[str, float]:
-        return _merge(metric.round_values(history) for metric in self.parts())
+        return _merge(_checked(metric, metric.round_values(history)) for metric in self.parts())
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        return _merge(metric.local_values(history, index) for metric in self.parts())
+        clients = len(history.sampled[index])
+        return _merge(_checked(metric, metric.local_values(history, index), clients) for metric in self.parts())
 
     def summary(self, history: History) -> dict[str, float]:
-        return _merge(metric.summary(history) for metric in self.parts())
+        return _merge(_checked(metric, metric.summary(history)) for metric in self.parts())
 
 
 @dataclass(frozen=True)

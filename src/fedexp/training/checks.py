@@ -11,7 +11,7 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.objective import check_objective
-from fedexp.core.settings import LocalTraining
+from fedexp.core.settings import LocalTraining, Settings
 from fedexp.core.views import AUGMENTED, TEST, evaluated
 from fedexp.data.tasks import DomainIncremental, Scenario, Several
 from fedexp.data.types import DataSource
@@ -61,6 +61,14 @@ def check(built: Built, metrics: Metrics) -> None:
             f"{type(algorithm).__name__} needs a public set on the server: public.fraction=0.025 splits one off the "
             "training data (public.fraction=0 now)"
         )
+
+
+def check_kept(settings: Settings, last: int) -> None:
+    """Raise ConfigError for a model that is to be kept after the last round. last: of all tasks."""
+    for key in ("keep_models", "keep_local_models"):
+        chosen = getattr(settings, key)
+        if isinstance(chosen, list) and max(chosen) > last:
+            raise ConfigError(f"{key}: round {max(chosen)} is after the last one (rounds={last})")
 
 
 def check_server(built: Built) -> None:
@@ -141,11 +149,17 @@ def check_task(built: Built) -> None:
     if scenario.name not in algorithm.scenarios:
         allowed = " or ".join(f"scenario={each}" for each in algorithm.scenarios)
         raise ConfigError(f"scenario={scenario.name}: {name} is defined for {allowed}")
+    if "kind" in vars(dataset):
+        raise ConfigError(
+            f"dataset.kind: {type(dataset).__name__} has a field `kind`, which hides the attribute that says whether a "
+            "data set has images or texts; rename the field"
+        )
     if dataset.kind != model.reads:
         raise ConfigError(
             f"dataset={dataset.name} has {dataset.kind}, and the model {type(model).__name__} reads {model.reads}; "
             f"{'model=textcnn reads text' if dataset.kind == 'text' else 'model=cnn reads images'}"
         )
+    check_domains(dataset, scenario)
     if dataset.kind not in algorithm.inputs:
         raise ConfigError(f"dataset={dataset.name} has {dataset.kind}: {name} is defined for {algorithm.inputs[0]}")
     if algorithm.needs.surrogate and not built.surrogate.given:
@@ -158,6 +172,20 @@ def check_task(built: Built) -> None:
         raise ConfigError(f"{asked}: {name} is defined where all clients train on one task at a time")
     if scenario.name != "none" and built.partition.numbers_all:
         raise ConfigError(f"scenario={scenario.name}: partition=file goes with scenario=none only")
+
+
+def check_domains(dataset: DataSource, scenario: Scenario) -> None:
+    """Raise ConfigError where a domain has images and the first one texts, or the other way round."""
+    if not isinstance(scenario, DomainIncremental):
+        return
+    others = [domain.name for domain in scenario.domains if domain.kind != dataset.kind]
+    if others:
+        names = ",".join(domain.name for domain in scenario.domains)
+        raise ConfigError(
+            f"scenario.domains=[{names}]: dataset={dataset.name} has {dataset.kind}, {' and '.join(others)} not; "
+            f"scenario.domains=[...] names data sets with {dataset.kind} and the same classes for the tasks after the "
+            "first"
+        )
 
 
 def check_surrogate(built: Built) -> None:

@@ -25,7 +25,7 @@ from fedexp.metrics.personal import Personal
 from fedexp.models import winograd
 from fedexp.models.own import has_batch_norm
 from fedexp.training.analysing import check_analyses
-from fedexp.training.checks import check, check_frozen, without_batches
+from fedexp.training.checks import check, check_frozen, check_kept, without_batches
 from fedexp.training.division import divide, orders_of
 from fedexp.training.fastest import with_fastest_way
 from fedexp.training.model_fit import check_parts, check_reads, making, read_like
@@ -53,6 +53,7 @@ def prepare(built: Built, share: int | None = None, before: Mapping[str, Any] | 
     hardware = resolve(built, share)
     data, divided = divide(built)
     first = divided[0].federation
+    check_kept(built.settings, built.scenario.rounds_per_task * len(divided))
     cohorts = cohorts_of(built, len(divided))
     module, algorithm = make_model(built, data, first)
     module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]

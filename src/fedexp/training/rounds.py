@@ -51,6 +51,8 @@ def run_rounds(
             recorder.record_initial(state, evaluate(simulation, state.server, 0))
         if state.status == "running" and stopping.out_of_patience(state):  # it was resumed and stays so
             recorder.stop(state, stopping.reason(state, 0.0))
+        if state.status == "running":
+            simulation.engine.start(simulation.bench, model_of(state.server))
         while state.status == "running":
             number, start = state.round + 1, time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)

@@ -76,6 +76,9 @@ class Distributed(Engine):
         self._direct = False
         self._published: Tree = None
 
+    def start(self, bench: ClientRuntime, server: Tree) -> None:
+        self._prepare(bench, server if self._published is None else self._published)
+
     def train(
         self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
     ) -> Trained:

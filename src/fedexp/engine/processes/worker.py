@@ -36,6 +36,11 @@ class Publish:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """Request for an answer once all that was sent before has been obeyed."""
+
+
+@dataclass(frozen=True)
 class Train:
     algorithm: FedAvg
     cohort: Cohort
@@ -74,13 +79,15 @@ class Worker:
         self.server: Tree = None
 
     @subnormals_as_zero()
-    def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | None:
+    def obey(self, order: Any) -> Trained | PartialEvaluation | torch.Tensor | Ready | None:
         """Carry out an order and return the answer, on the CPU; None where none is sent."""
         match order:
             case Setup(bench, engine):
                 self.bench, self.engine = bench.to(self.device), engine
             case Publish(server):
                 self.server = move(server, self.device)
+            case Ready():
+                return order
             case Train(algorithm, cohort, lr, evaluate_local):
                 states, personals = move((cohort.states, cohort.personals), self.device)
                 cohort = replace(cohort, states=states, personals=personals)

@@ -25,7 +25,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.core.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, PartialEvaluation, Trained
 from fedexp.engine.processes.channel import Channel, Parcel
-from fedexp.engine.processes.worker import Ask, Evaluate, Failure, Publish, Setup, Train, move
+from fedexp.engine.processes.worker import Ask, Evaluate, Failure, Publish, Ready, Setup, Train, move
 
 log = logging.getLogger("fedexp")
 T = TypeVar("T")
@@ -84,6 +84,12 @@ class Workers(Engine):
         self._processes: list[Process] = []
         self._setup: tuple[ClientRuntime, Parcel] | None = None
         self._published: tuple[Tree, Parcel] | None = None
+
+    def start(self, bench: ClientRuntime, server: Tree) -> None:
+        published = server if self._published is None else self._published[0]
+        orders = [Order(f"starting worker {i}", Ready()) for i in range(len(self.hardware))]
+        for _ in self._do(bench, published, orders):  # each has one
+            pass
 
     def train(
         self, algorithm: FedAvg, bench: ClientRuntime, server: Tree, cohort: Cohort, lr: float, evaluate_local: bool
