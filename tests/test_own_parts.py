@@ -106,6 +106,15 @@ def test_a_key_of_the_summary_is_not_replaced(name, tmp_path):
     assert len(rows) == 2, "said in the first round, of two"
 
 
+@pytest.mark.parametrize("name", ["status", "seed", "fingerprint", "commit", "data"])
+def test_what_the_summary_says_of_a_run_is_not_replaced(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
+        run(tmp_path / "run", Own(columns=(name,), keys=(name,)))
+    assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
+    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
+        run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
+
+
 @pytest.mark.parametrize("name", ["client", "examples", "steps", "train_loss"])
 def test_a_column_of_clients_csv_is_not_replaced(name, tmp_path):
     with pytest.raises(ConfigError, match=rf"a value is called {name}, .* clients\.csv"):

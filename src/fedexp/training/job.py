@@ -21,7 +21,7 @@ from fedexp.training.opening import clear_failed_attempt, early_lines, make_dire
 from fedexp.training.place import Job, Place
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment
-from fedexp.training.recorder import Recorder
+from fedexp.training.recorder import Recorder, joined
 from fedexp.training.results import data_of, result_files, write_results
 from fedexp.training.resuming import at_its_place, check_new, find_elsewhere, find_start, first_state, way_before
 from fedexp.training.rounds import run_rounds
@@ -122,16 +122,18 @@ def summarise(
     job: Job, built: Built, container: dict[str, Any], prepared: Prepared, state: State, recorder: Recorder
 ) -> dict[str, Any]:
     """Return what summary.json holds."""
-    summary = (
-        {"status": state.status}
-        | identity(job, built)
-        | origin.fingerprint_of(job.directory)
-        | recorder.summary(state)
-        | environment(container, prepared.hardware, state)
+    summary = joined(
+        files.SUMMARY,
+        {"status": state.status},
+        identity(job, built),
+        origin.fingerprint_of(job.directory),
+        recorder.summary(state),
+        environment(container, prepared.hardware, state),
+        {"data": data_of(prepared.simulation), "peak_memory": peak_memory(prepared.hardware.device)},
     )
     if "hint" in summary:
         log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
-    return summary | {"data": data_of(prepared.simulation), "peak_memory": peak_memory(prepared.hardware.device)}
+    return summary
 
 
 def finish_run(
