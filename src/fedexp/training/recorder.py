@@ -354,6 +354,21 @@ class Recorder:
         self.files.close()
 
 
+def check_names(simulation: Simulation) -> None:
+    """Raise ConfigError where a metric gives a name that is taken, before anything of a new run is written: asked for
+    an initial model that knows all classes alike. What else is wrong with the metric, the run itself will show."""
+    history, classes = simulation.new_history(), simulation.bench.data.num_classes
+    history.add(0, np.full(classes, 1 / classes))
+    if simulation.metrics.needs_personal:
+        history.add_personal(0, np.full((simulation.settings.num_clients, classes), 1 / classes))
+    try:
+        values = simulation.metrics.round_values(history)
+    except Exception:
+        return
+    joined(files.ROUNDS, dict.fromkeys(("round", "test_accuracy", "test_loss", "train_loss", "lr", *TAIL)), values)
+    joined(files.SUMMARY, dict.fromkeys(TAKEN), values)
+
+
 def what_is_not_finite(clients: Sequence[int]) -> str:
     """Say what is not finite. clients: those whose loss or model is not."""
     if not clients:
