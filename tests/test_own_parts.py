@@ -1,7 +1,8 @@
 """Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
+from fedexp.rundir import origin
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from toy_federation import AUGMENTATION, PAIR, make_simulation, play
@@ -168,6 +170,16 @@ class Given(Dataset):
         return {key: value for key, value in (arrays | self.changed).items() if value is not None}
 
 
+class Decoding(Given):
+    decodes: ClassVar[bool] = True
+
+
+GIVEN: dict[str, Any] = {
+    **{"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,)},
+    "augmentation": AUGMENTATION,
+}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -180,10 +192,27 @@ class Given(Dataset):
     ],
 )
 def test_arrays_of_the_wrong_kind_are_refused(changed, message):
-    given = {"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,), "augmentation": AUGMENTATION}
-    assert len(Given(**given, changed={}).load().y_train) == 4
+    assert len(Given(**GIVEN, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
-        Given(**given, changed=changed).load()
+        Given(**GIVEN, changed=changed).load()
+
+
+def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
+    data = Given(**GIVEN, changed={}).load()
+    origin.note(tmp_path, {}, data)
+    origin.check_data(tmp_path, Given(**GIVEN, changed={}).load())
+    for split in ("x_train", "x_test"):
+        other = Given(**GIVEN, changed={split: IMAGES + np.uint8(1)}).load()
+        with pytest.raises(ConfigError, match=r"the data are not those .*\n  inputs: \w+ there, \w+ now$"):
+            origin.check_data(tmp_path, other)
+    noted = json.loads((tmp_path / origin.NAME).read_text())
+    del noted["data"]["inputs"]  # a run of before
+    (tmp_path / origin.NAME).write_text(json.dumps(noted))
+    origin.check_data(tmp_path, other)
+
+
+def test_pixels_of_decoded_pictures_may_change_with_the_decoder():
+    assert "inputs" not in origin.describe(Decoding(**GIVEN, changed={}).load())
 
 
 # --- a partition
