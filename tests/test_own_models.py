@@ -14,6 +14,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedexp_step import FedExPStep
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.core.settings import LocalTraining
 from fedexp.engine.network import seeded_torch
 from fedexp.metrics.analysis import WeightDivergence
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
@@ -24,6 +25,7 @@ from test_continual import ROWS as CONTINUAL
 from test_continual import stream
 from toy_federation import (
     ENGINES,
+    LOCAL,
     SIZES,
     advance,
     assemble,
@@ -131,6 +133,46 @@ def test_engines_agree_on_an_own_network(head, engines):
         assert_equal(other.server, states[0].server, atol=1e-12)
 
 
+class Idle(Net):
+    """A network with a layer that its forward pass does not use."""
+
+    def __init__(self, shape: Any, num_classes: int, dropout: float = 0.0):
+        super().__init__(shape, num_classes, dropout)
+        self.idle = nn.Linear(3, 2)
+
+
+@engines_compared
+@pytest.mark.parametrize(("optimizer", "decay"), [("sgd", 0.0), ("sgd", 0.1), ("adam", 0.1)])
+def test_what_the_forward_pass_does_not_use_has_the_gradient_zero(optimizer, decay, engines):
+    """So it stays, or weight decay changes it as torch.optim does with this gradient."""
+    local = replace(LOCAL, optimizer=optimizer, weight_decay=decay)
+    simulation = make_simulation(model=FastOf(make=Idle), local=local)
+    states = [play(replace(simulation, engine=ENGINES[engine]), 1) for engine in engines]
+    for other in states[1:]:
+        assert_equal(other.server, states[0].server, atol=1e-12)
+    start, end = (each["network.idle.weight"] for each in (simulation.initial, states[0].server["params"]))
+    schedules = assemble(simulation, simulation.initial_state(), 1).schedules
+    shares = torch.tensor([schedule.examples for schedule in schedules], dtype=torch.float64)
+    moved = torch.stack([decayed(start, schedule.steps, local) for schedule in schedules])
+    expected = torch.einsum("k,k...->...", shares / shares.sum(), moved)
+    torch.testing.assert_close(end, expected, rtol=0, atol=1e-12)
+    assert torch.equal(end, start) == (decay == 0)
+
+
+def decayed(start: torch.Tensor, steps: int, local: LocalTraining) -> torch.Tensor:
+    """The parameter after so many steps of torch.optim with the gradient zero."""
+    parameter = nn.Parameter(start.clone())
+    parameter.grad = torch.zeros_like(parameter)
+    options: dict[str, Any] = {"lr": local.lr_at(1), "weight_decay": local.weight_decay}
+    if local.optimizer == "sgd":
+        stepping: torch.optim.Optimizer = torch.optim.SGD([parameter], momentum=local.momentum, **options)
+    else:
+        stepping = torch.optim.Adam([parameter], **options)
+    for _ in range(steps):
+        stepping.step()
+    return parameter.detach()
+
+
 def test_dropout_is_the_clients_own():
     """The same in one process and in two, whatever has been drawn before; and another in every round."""
     torch.manual_seed(1)
@@ -225,6 +267,10 @@ class Of(OwnModel):
 
     def network(self, shape: Any, num_classes: int) -> nn.Module:
         return self.make((self.channels, *shape[1:]), num_classes)
+
+
+class FastOf(Of):
+    vectorises: ClassVar[bool] = True
 
 
 @pytest.mark.parametrize(

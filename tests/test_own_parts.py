@@ -1,7 +1,8 @@
 """Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
 
+import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
+from fedexp.rundir import origin
 from fedexp.training.checks import check_task
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
@@ -127,6 +129,15 @@ def test_a_key_of_the_summary_is_not_replaced(name, tmp_path):
     assert len(rows) == 2, "said in the first round, of two"
 
 
+@pytest.mark.parametrize("name", ["status", "seed", "fingerprint", "commit", "data"])
+def test_what_the_summary_says_of_a_run_is_not_replaced(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
+        run(tmp_path / "run", Own(columns=(name,), keys=(name,)))
+    assert not (tmp_path / "run" / "rounds.csv").exists()  # before anything is trained or written
+    with pytest.raises(ConfigError, match=rf"a value is called {name}, .* summary\.json"):
+        run(tmp_path / "run", Own(columns=("mine",), keys=(name,)))
+
+
 @pytest.mark.parametrize("name", ["client", "examples", "steps", "train_loss"])
 def test_a_column_of_clients_csv_is_not_replaced(name, tmp_path):
     with pytest.raises(ConfigError, match=rf"a value is called {name}, .* clients\.csv"):
@@ -234,6 +245,16 @@ class Given(Dataset):
         return {key: value for key, value in (arrays | self.changed).items() if value is not None}
 
 
+class Decoding(Given):
+    decodes: ClassVar[bool] = True
+
+
+GIVEN: dict[str, Any] = {
+    **{"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,)},
+    "augmentation": AUGMENTATION,
+}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -247,10 +268,27 @@ class Given(Dataset):
     ],
 )
 def test_arrays_of_the_wrong_kind_are_refused(changed, message):
-    given = {"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,), "augmentation": AUGMENTATION}
-    assert len(Given(**given, changed={}).load().y_train) == 4
+    assert len(Given(**GIVEN, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
-        Given(**given, changed=changed).load()
+        Given(**GIVEN, changed=changed).load()
+
+
+def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
+    data = Given(**GIVEN, changed={}).load()
+    origin.note(tmp_path, {}, data)
+    origin.check_data(tmp_path, Given(**GIVEN, changed={}).load())
+    for split in ("x_train", "x_test"):
+        other = Given(**GIVEN, changed={split: IMAGES + np.uint8(1)}).load()
+        with pytest.raises(ConfigError, match=r"the data are not those .*\n  inputs: \w+ there, \w+ now$"):
+            origin.check_data(tmp_path, other)
+    noted = json.loads((tmp_path / origin.NAME).read_text())
+    del noted["data"]["inputs"]  # a run of before
+    (tmp_path / origin.NAME).write_text(json.dumps(noted))
+    origin.check_data(tmp_path, other)
+
+
+def test_pixels_of_decoded_pictures_may_change_with_the_decoder():
+    assert "inputs" not in origin.describe(Decoding(**GIVEN, changed={}).load())
 
 
 @dataclass(frozen=True, kw_only=True)

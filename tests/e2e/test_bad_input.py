@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from helpers import SMALL, assert_same_run
 
+from fedexp import ConfigError, run
+from fedexp.config.options import conf_directory
+
 CASES = [
     # (arguments, words that the message must have)
     ("algorithm=fedntdd", ["algorithm=fedntdd", "nearest: 'fedntd'", "fedmultihead, fednova, fedntd"]),
@@ -224,6 +227,24 @@ def test_options_of_ones_own_that_cannot_be_read(fedexp, tmp_path, content, word
         assert word in answer.err
     assert answer.err.count("fedexp:") == 1
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize("arguments", [["algorithm=fedavg"], ["--multirun", "seed=0,1"], ["--cfg", "job"]])
+def test_an_option_of_ones_own_with_the_name_of_another_is_refused(fedexp, tmp_path, arguments):
+    """Hydra would take that of fedexp without a word."""
+    option = tmp_path / "conf_mine" / "algorithm" / "fedavg.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("_target_: mine.FedAvg\n")
+    (tmp_path / "conf_mine" / "sweep").mkdir()
+    (tmp_path / "conf_mine" / "sweep" / "benchmark.yaml").write_text("")  # a sweep is read from there
+    answer = fedexp("--config-dir", "conf_mine", *arguments)
+    assert answer.code == 2, answer.err
+    theirs = conf_directory() / "algorithm" / "fedavg.yaml"
+    named = f"fedexp: conf_mine/algorithm/fedavg.yaml: has the name of fedexp's own {theirs}, which would be taken"
+    assert answer.err == f"{named} instead; rename yours, such as to my_fedavg.yaml\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["conf_mine"]
+    with pytest.raises(ConfigError, match=r"algorithm/fedavg\.yaml: has the name"):
+        run(["algorithm=fedavg"], config_dir="conf_mine")
 
 
 def test_a_sweep_of_ones_own_that_cannot_be_read(fedexp, tmp_path):

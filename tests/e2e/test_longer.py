@@ -35,6 +35,58 @@ def test_more_rounds_are_those_of_a_run_with_as_many_from_the_start(fedexp, tmp_
     assert "complete (4 rounds); nothing to do" in again.err
 
 
+METRIC = """
+from dataclasses import dataclass
+from fedexp.metrics.forgetting_metric import ForgettingMetric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(ForgettingMetric):
+    name: str = "mine"
+
+    def round_values(self, history):
+        return {self.name: 1.0} | ({"late": 2.0} if history.rounds[-1] > 2 else {})
+"""
+
+
+@pytest.fixture
+def odd(tmp_path, monkeypatch):
+    """The options of a metric that gives another column from round 3 on."""
+    (tmp_path / "odd_for_longer.py").write_text(METRIC)
+    (tmp_path / "own/forgetting_metric").mkdir(parents=True)
+    (tmp_path / "own/forgetting_metric/odd.yaml").write_text("_target_: odd_for_longer.Odd\nname: mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "--config-dir", "own", "forgetting_metric=odd"
+
+
+def test_what_is_wrong_with_a_run_that_has_begun_is_its_failure(fedexp, tmp_path, odd):
+    answer = fedexp(*odd, *SMALL, "rounds=4", "hydra.run.dir=run")
+    assert answer.code == 1, answer.err
+    assert "rounds.csv: its columns must be the same in every round; changed: late" in answer.err
+    found = summary_of(tmp_path / "run")
+    assert (found["status"], found["exit_code"]) == ("failed", 1)
+    assert "changed: late" in (tmp_path / "run/error.txt").read_text()
+    assert pd.read_csv(tmp_path / "run/rounds.csv")["round"].tolist() == [0, 1, 2]
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_written(fedexp, tmp_path, odd):
+    for name in ("status", "train_loss"):
+        answer = fedexp(*odd, f"forgetting_metric.name={name}", *SMALL, "rounds=1", "hydra.run.dir=run")
+        assert (answer.code, f"a value is called {name}" in answer.err) == (2, True), answer.err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_complete_run_whose_further_rounds_fail_is_put_back(fedexp, tmp_path, odd):
+    assert fedexp(*odd, *SMALL, "rounds=2", "hydra.run.dir=run").code == 0
+    names = ("summary.json", "config.yaml", ".hydra/overrides.yaml", "fingerprint.json", "rounds.csv", "clients.csv")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in names}
+    answer = fedexp(*odd[:2], "resume=run", "rounds=5")
+    assert (answer.code, "changed: late" in answer.err) == (1, True), answer.err
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in names} == before
+    again = fedexp(*odd[:2], "resume=run")
+    assert (again.code, "complete (2 rounds); nothing to do" in again.err) == (0, True), again.err
+
+
 @pytest.mark.slow
 def test_an_evaluation_that_a_longer_run_would_not_have_is_said(fedexp, tmp_path):
     assert fedexp(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run").code == 0

@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from fedexp.metrics.history import load_history
+from fedexp.training.recorder import TAKEN
 from fedexp.training.rounds import play_round
 
 
@@ -55,6 +56,9 @@ def test_run_directory_is_complete(fedexp, tmp_path):
     needed = {"status", "algorithm", "dataset", "accuracy", "best_accuracy", "forgetting", "round_forgetting"}
     needed |= {"rounds_to_target", "rounds", "seed", "seconds", "train_samples_per_second", "versions", "commit"}
     assert needed | {"hardware"} <= summary.keys()
+    names = list(summary)
+    results = names[names.index("accuracy") : names.index("train_samples_per_second") + 1]
+    assert tuple(name for name in names if name not in results) == TAKEN
 
     clients = pd.read_csv(directory / "clients.csv")
     assert clients.groupby("round").size().tolist() == [4, 4, 4]

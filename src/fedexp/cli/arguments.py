@@ -23,6 +23,20 @@ def config_directories(arguments: list[str]) -> list[Path]:
     return [Path(directory) for directory in found]
 
 
+def check_hidden(directories: list[Path]) -> None:
+    """Raise ConfigError for an option of the user's own with the name of one of fedexp's, which Hydra takes instead.
+    A sweep is no such option: Hydra does not read it."""
+    for directory in directories:
+        for mine in sorted(directory.glob("*/**/*.yaml")):
+            name = mine.relative_to(directory)
+            theirs = conf_directory() / name
+            if name.parts[0] != "sweep" and mine.is_file() and theirs.is_file() and not mine.samefile(theirs):
+                raise ConfigError(
+                    f"{mine}: has the name of fedexp's own {theirs}, which would be taken instead; rename yours, such "
+                    f"as to my_{name.name}"
+                )
+
+
 class Asked(NamedTuple):
     flags: list[str]
     launches: list[list[str]]  # the overrides of each run of Hydra
@@ -43,6 +57,7 @@ def sort_out(arguments: list[str]) -> Asked:
     from fedexp.config.spelling import normalise
 
     flags, overrides = split_flags(arguments)
+    check_hidden(config_directories(arguments))
     folders = [*config_directories(arguments), conf_directory()]
     overrides = normalise(overrides, folders)
     asked = {key: [o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")] for key in OURS}

@@ -16,6 +16,10 @@ class ConfigError(ValueError):
     """A setting, file or option that fedexp cannot work with. `str(error)` is the whole message for the user."""
 
 
+class RunFailed(RuntimeError):
+    """A ConfigError in a run that has begun: a failure, which is recorded."""
+
+
 class BudgetSpent(Exception):
     """The time that a command may take is over for this job. What it has saved is kept: no failure."""
 

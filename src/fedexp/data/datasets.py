@@ -6,6 +6,7 @@ fetched if missing.
 """
 
 import functools
+import hashlib
 import math
 import re
 from abc import abstractmethod
@@ -49,6 +50,8 @@ class Dataset(DataSource):
     augmentation: Augmentation  # of the training data
 
     max_value: ClassVar[int] = 255
+    # Whether `read` decodes files of pictures: of a JPEG another version of Pillow may make other pixels.
+    decodes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(bool(re.fullmatch(r"[\w.-]+", self.name)), "dataset.name", self.name, "letters, digits, _ . -")
@@ -79,6 +82,7 @@ class Dataset(DataSource):
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
         names = ("x_train", "y_train", "x_test", "y_test")
+        inputs = None if self.decodes else checksum(arrays["x_train"], arrays["x_test"])
         return ImageData(
             name=self.name,
             **{k: torch.from_numpy(np.ascontiguousarray(arrays[k])) for k in names},
@@ -87,6 +91,7 @@ class Dataset(DataSource):
             std=self.normalise.std,
             max_value=self.max_value,
             owners=arrays.get("owners"),
+            checksum=inputs,
         )
 
     def _check(self, split: str, x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
@@ -112,6 +117,14 @@ class Dataset(DataSource):
     def _load_tree(self, root: Path, train_splits: tuple[str, ...] = ("train",), size: int | None = None) -> Arrays:
         train, test, classes = scan_tree(root, train_splits)
         return load_images(self.data_dir, self.name, train, test, classes, self.channels, size)
+
+
+def checksum(*arrays: np.ndarray) -> str:
+    """Return one of what all arrays hold."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +159,8 @@ def decoded_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionDataset(Dataset):
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100 through torchvision's class of that name, or an image tree."""
+
+    decodes: ClassVar[bool] = True
 
     torchvision_class: str
     url: str | None  # mirror: the web folder of MNIST's files, the address of CIFAR's archive
@@ -182,6 +197,8 @@ class ImageFolder(Dataset):
     With `test_fraction` a tree without a test part, `<root>/<class>/<image>`: each class gives that share of its images
     to the test set, drawn by `split_seed`.
     """
+
+    decodes: ClassVar[bool] = True
 
     root: str
     train_splits: tuple[str, ...]  # folders joined to the training data
@@ -229,6 +246,8 @@ class Cinic10(ImageFolder):
 class TinyImageNet(Dataset):
     """Tiny-ImageNet-200 as published, tested on its val images (its test images have no labels), or an image tree."""
 
+    decodes: ClassVar[bool] = True
+
     url: str | None  # mirror: address of the archive
 
     def read(self) -> Arrays:
@@ -248,6 +267,7 @@ class TinyImageNet(Dataset):
 class Caltech256(Dataset):
     """Caltech-256 as published (no official split: a stratified one is drawn), or an image tree; resized."""
 
+    decodes: ClassVar[bool] = True
     splits_itself: ClassVar[bool] = True  # its test part is drawn here; as a surrogate set it is all of its images
 
     url: str | None  # mirror: address of the archive

@@ -7,7 +7,7 @@ set.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -95,6 +95,8 @@ def numbers_of(train: Any, test: Any, column: str) -> tuple[list[int], list[int]
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
     """Images; grey or colour as dataset.mean has 1 or 3 values."""
+
+    decodes: ClassVar[bool] = True
 
     size: int | None  # pixels to which all images are resized; None: they have one size already
 

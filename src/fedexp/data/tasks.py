@@ -195,7 +195,9 @@ class DomainIncremental(Several):
             parts.append((member[train], member[held]))
         renumber = np.full(max(int(y.max()), *chosen) + 1, -1, dtype=np.int64)
         renumber[chosen] = np.arange(len(chosen))
+        sums = [data.checksum for data in every]
         kept = replace(first, classes=tuple(first.classes[c] for c in chosen))
+        kept = replace(kept, checksum=" ".join(map(str, sums)) if any(sums) else None)
         names, labels = [data.name for data in every], [list(range(len(chosen)))] * len(every)
         return assemble(kept, x, renumber[y], parts, names, labels)
 

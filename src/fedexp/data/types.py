@@ -42,6 +42,8 @@ class Data(ABC):
     """int64 [V]: numbers of the training examples that are the validation set."""
     validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
     """int64 [V]: task of each of them, where `test_tasks` is given."""
+    checksum: str | None = field(default=None, kw_only=True)
+    """Of the inputs as they were read; None where they are decoded, so that another machine may have others."""
 
     @property
     def num_classes(self) -> int:

@@ -160,7 +160,9 @@ def fused_steps(
     memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
     for batch in batches_shown(live, data):
         loss = algorithm.objective(live, params, batch, ctx)
-        grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+        # Zeros for what the loss does not use, as torch.func.grad has them.
+        found = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+        grads = dict(zip(params, found, strict=True))
         with torch.no_grad():
             grads = algorithm.transform_grads(grads, params, batch, ctx)
         optimizers.step_in_place(params, grads, memory, ctx.lr, ctx.local, batch.step)

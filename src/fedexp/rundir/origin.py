@@ -62,14 +62,15 @@ def fingerprint_of(directory: Path) -> dict[str, Any]:
 
 
 def describe(data: Data) -> dict[str, Any]:
-    """Describe data: sizes, number of classes, and a checksum of class names and labels. Not of the inputs: the same
-    JPEG may be decoded to other pixels by another version of Pillow."""
+    """Describe data: sizes, number of classes, a checksum of class names and labels, and one of inputs that are no
+    decoded pictures: the same JPEG may be decoded to other pixels by another version of Pillow."""
     digest = hashlib.sha256("\n".join(data.classes).encode("utf-8", "surrogateescape"))
     for labels in (data.y_train, data.y_test):
         digest.update(labels.cpu().numpy().astype("<i8").tobytes())
     shape = [int(n) for n in data.x_train.shape[1:]]
     sizes = {"train": len(data.y_train), "test": len(data.y_test), "classes": data.num_classes}
-    return sizes | {"shape": shape, "labels": digest.hexdigest()[:16]}
+    inputs = {} if data.checksum is None else {"inputs": data.checksum}
+    return sizes | {"shape": shape, "labels": digest.hexdigest()[:16]} | inputs
 
 
 def differences(directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:

@@ -5,13 +5,16 @@ refused. So the rounds of such a run are those of one with 300 rounds from the s
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.settings import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.data.partitioned import later_partitions
-from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir import csv_files, files, origin
+from fedexp.rundir.reader import RunDirectory, finished_summary
 
 if TYPE_CHECKING:
     from fedexp.training.simulation import State
@@ -58,6 +61,23 @@ def check(directory: Path, before: Mapping[str, Any], container: Mapping[str, An
             f"{given}: the run there belongs to a sweep, whose command would not find it any more; copy the directory "
             "and resume the copy"
         )
+
+
+def contents(directory: Path, container: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return what the files of a complete run hold that are written anew when it is given more rounds, the summary
+    last; {} where it is not complete, or is given none."""
+    if finished_summary(directory) is None or not asked(directory, container):
+        return {}
+    names = (files.CONFIG, files.OVERRIDES, origin.NAME, files.SUMMARY)
+    return {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+
+
+def put_back(directory: Path, before: Mapping[str, bytes], lengths: Mapping[str, int]) -> None:
+    """Make the run there the complete one again that it was. lengths: of its tables."""
+    with suppress(OSError, ConfigError):  # then the run goes on with its new options
+        csv_files.RunFiles(directory, lengths, lengths).close()
+        for name, content in before.items():
+            storage.write_atomically(directory / name, content)
 
 
 def notes(directory: Path, container: Mapping[str, Any], state: "State") -> list[str]:

@@ -17,11 +17,11 @@ from fedexp.trackers.replay import final_tables
 from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.memory import peak_memory
-from fedexp.training.opening import clear_failed_attempt, early_lines, make_directory, note_beginning, run_log
+from fedexp.training.opening import clear_failed_attempt, early_lines, failing, make_directory, note_beginning, run_log
 from fedexp.training.place import Job, Place
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment
-from fedexp.training.recorder import Recorder
+from fedexp.training.recorder import Recorder, check_names, joined
 from fedexp.training.results import data_of, result_files, write_results
 from fedexp.training.resuming import at_its_place, check_new, find_elsewhere, find_start, first_state, way_before
 from fedexp.training.rounds import run_rounds
@@ -31,7 +31,8 @@ log = logging.getLogger("fedexp")
 
 
 def train_run(job: Job) -> dict[str, Any]:
-    """Train a run to its end and return its summary. User errors raise ConfigError and leave nothing behind."""
+    """Train a run to its end and return its summary. User errors raise ConfigError and leave nothing behind; once the
+    run has begun, RunFailed."""
     job = at_its_place(job)
     built = build(job.config)
     built.tracker.check()
@@ -60,6 +61,8 @@ def train_run(job: Job) -> dict[str, Any]:
         if job.sweep is not None:
             log.info("job %s", job.directory.name)
         prepared = prepare(built, job.place.cores, way_before(job.directory) if goes_on else None)
+        if not goes_on:
+            check_names(prepared.simulation)
         if job.lockstep is not None:
             prepared = job.lockstep.join(prepared)
         make_directory(job.directory)
@@ -69,6 +72,7 @@ def train_run(job: Job) -> dict[str, Any]:
         simulation = prepared.simulation
         saved = checkpoint.load(job.directory, fits_run(job.directory, simulation)) if goes_on else None
         state = first_state(job, prepared, saved)
+        held.enter_context(failing(job, container, saved))
         clear_failed_attempt(job.directory)
         held.enter_context(run_log(job.directory, early))
         note_beginning(job, built, container, prepared, state, saved)
@@ -122,16 +126,18 @@ def summarise(
     job: Job, built: Built, container: dict[str, Any], prepared: Prepared, state: State, recorder: Recorder
 ) -> dict[str, Any]:
     """Return what summary.json holds."""
-    summary = (
-        {"status": state.status}
-        | identity(job, built)
-        | origin.fingerprint_of(job.directory)
-        | recorder.summary(state)
-        | environment(container, prepared.hardware, state)
+    summary = joined(
+        files.SUMMARY,
+        {"status": state.status},
+        identity(job, built),
+        origin.fingerprint_of(job.directory),
+        recorder.summary(state),
+        environment(container, prepared.hardware, state),
+        {"data": data_of(prepared.simulation), "peak_memory": peak_memory(prepared.hardware.device)},
     )
     if "hint" in summary:
         log.warning("algorithm=%s: %s", job.choices["algorithm"], summary["hint"])
-    return summary | {"data": data_of(prepared.simulation), "peak_memory": peak_memory(prepared.hardware.device)}
+    return summary
 
 
 def finish_run(

@@ -14,7 +14,7 @@ from fedexp.config.build import Built
 from fedexp.config.overrides import key_of
 from fedexp.config.trust import foreign
 from fedexp.core import console, storage, tree
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import BudgetSpent, ConfigError, RunFailed, StorageError
 from fedexp.data.changes import in_words
 from fedexp.data.partitioned import changed_partition, task_partition
 from fedexp.rundir import checkpoint, csv_files, files, origin
@@ -87,6 +87,24 @@ def note_beginning(
         if saved.problem is not None:
             checkpoint.set_aside(job.directory)
     origin.note(job.directory, container, simulation.bench.data, way_of(prepared.hardware))
+
+
+@contextmanager
+def failing(job: Job, container: Mapping[str, Any], saved: checkpoint.Saved | None) -> Iterator[None]:
+    """While the block runs, a ConfigError is a failure of the run that has begun, and a complete run that is given more
+    rounds is put back where it fails before one of them has been saved."""
+    before = extension.contents(job.directory, container)
+    try:
+        yield
+    except (BudgetSpent, StorageError):  # the run can go on
+        raise
+    except Exception as error:
+        state = None if saved is None else saved.state
+        if before and state is not None and checkpoint.kept(job.directory) == state["round"]:
+            extension.put_back(job.directory, before, state["lengths"])
+        if isinstance(error, ConfigError):
+            raise RunFailed(str(error)) from error
+        raise
 
 
 def say_that_it_begins_anew(directory: Path, saved: checkpoint.Saved | None, built: Built) -> None:

@@ -32,6 +32,11 @@ log = logging.getLogger("fedexp")
 SAVING_SHARE = 0.05  # of the time, for checkpoints that are saved as often as they can be
 # Of a round, in their order. "writing" is that of the round before: its own is not over when its row is written.
 PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
+# What summary.json says of a run beside the results of its rounds.
+TAKEN = (
+    *("status", "algorithm", "dataset", "scenario", "partition", "model", "seed", "seeds", "sweep", "fingerprint"),
+    *("versions", "commit", "hardware", "determinism", "data", "peak_memory"),
+)
 TAIL = (
     *("bytes_up", "bytes_down", "train_samples_per_second"),
     *(f"{phase}_seconds" for phase in PHASES),
@@ -98,6 +103,8 @@ class Recorder:
                 clients = self.simulation.settings.num_clients
                 for tested in state.tested.values():
                     tested.history.add_personal(0, np.tile(tested.history.class_accuracy[-1], (clients, 1)))
+            for tested in state.tested.values():  # most metrics have the same values in the summary
+                joined(files.SUMMARY, dict.fromkeys(TAKEN), self.simulation.metrics.round_values(tested.history))
             self._write_round(state, 0, evaluations, {})
             self._keep_models(state)
             self.save_checkpoint(state)
@@ -294,8 +301,9 @@ class Recorder:
         targets = {view: values.pop("rounds_to_target") for view, values in views.items()}
         reached = targets.pop(choosing(self.views))
         first, *further = (all_named(values, view) for view, values in views.items())
-        return joined(
+        found = joined(
             files.SUMMARY,
+            dict.fromkeys(TAKEN),
             first,
             {"best_round": best} if validated else {},
             {"alignment": state.alignment} if state.alignment else {},
@@ -310,6 +318,7 @@ class Recorder:
             {"hint": hint} if (hint := self.hint(state)) else {},
             {"seconds": state.seconds, "train_samples_per_second": speed},
         )
+        return {name: value for name, value in found.items() if name not in TAKEN}
 
     def changes(self) -> list[dict[str, Any]]:
         """Return for each change of the clients' data its first round and how the partition was made."""
@@ -343,6 +352,21 @@ class Recorder:
 
     def close(self) -> None:
         self.files.close()
+
+
+def check_names(simulation: Simulation) -> None:
+    """Raise ConfigError where a metric gives a name that is taken, before anything of a new run is written: asked for
+    an initial model that knows all classes alike. What else is wrong with the metric, the run itself will show."""
+    history, classes = simulation.new_history(), simulation.bench.data.num_classes
+    history.add(0, np.full(classes, 1 / classes))
+    if simulation.metrics.needs_personal:
+        history.add_personal(0, np.full((simulation.settings.num_clients, classes), 1 / classes))
+    try:
+        values = simulation.metrics.round_values(history)
+    except Exception:
+        return
+    joined(files.ROUNDS, dict.fromkeys(("round", "test_accuracy", "test_loss", "train_loss", "lr", *TAIL)), values)
+    joined(files.SUMMARY, dict.fromkeys(TAKEN), values)
 
 
 def what_is_not_finite(clients: Sequence[int]) -> str:

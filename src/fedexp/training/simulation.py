@@ -97,10 +97,10 @@ class Simulation:
         model = self.bench.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
-        tested = {view: Tested(self._history()) for view in self.bench.views}
+        tested = {view: Tested(self.new_history()) for view in self.bench.views}
         return State(server | {"buffers": self.initial_buffers}, tested)
 
-    def _history(self) -> History:
+    def new_history(self) -> History:
         """Return a history that begins, with what each client holds and when that changes."""
         counts = [stage.partition.counts for stage in self.all_stages]
         if self.changes:
