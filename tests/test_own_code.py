@@ -77,6 +77,11 @@ def test_a_fingerprint_counts_the_code_and_a_run_that_was_made_keeps_its_own(plu
     assert unknown not in (before, fingerprint(CONFIG))
 
 
+def test_a_class_of_an_installed_package_is_the_same_in_a_run_that_was_made():
+    config = {"model": {"_target_": "torch.nn.Linear"}}
+    assert fingerprint(with_noted_code(config, data_marks(config))) == fingerprint(config)
+
+
 def note(directory, config=CONFIG):
     marks = data_marks(config)
     content = {"fingerprint": fingerprint(config, marks), "marks": marks}
@@ -131,6 +136,6 @@ def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, 
         note(run)
     with caplog.at_level(logging.WARNING, "fedexp"):
         assert [run.directory.name for run in load_jobs(tmp_path / "sweep")] == ["run0", "run2"]
-    assert "1 runs with other code of your own classes are left out" in caplog.text
+    assert "runs left out, since the code of your own classes was another one: 1" in caplog.text
     (plug / "helper.py").write_text(codes[1])
     assert [run.directory.name for run in load_runs(tmp_path / "sweep")] == ["run1", "run2"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.rundir import format_1
-from fedexp.rundir.own_code import marked
+from fedexp.rundir.own_code import CODE, marked
 from fedexp.rundir.revisions import noted
 
 FORMAT = 2  # of fingerprints
@@ -176,6 +176,7 @@ def is_own_class(key: str, value: object) -> bool:
 def with_noted_code(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
     """Return the configuration of a run that was made, in which each class of a user's own is what was noted of it,
     and not what its module is now; of a run that has not noted it, none that there is.
+    A class that has no mark, such as one of an installed package, stays what it is.
 
     marks: `data_marks` of the run."""
 
@@ -186,7 +187,8 @@ def with_noted_code(container: Mapping[str, Any], marks: Mapping[str, str]) -> d
             return node
         kept = {key: noted(value, f"{prefix}{key}.") for key, value in node.items()}
         if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)):
-            kept[TARGET] = marks.get(f"{prefix}{TARGET}", f"{kept[TARGET]} (code unknown)")
+            unknown = f"{kept[TARGET]}{CODE}unknown)" if marked(kept[TARGET]) else kept[TARGET]
+            kept[TARGET] = marks.get(f"{prefix}{TARGET}", unknown)
         return kept
 
     found: dict[str, Any] = noted(container, "")

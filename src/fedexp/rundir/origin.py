@@ -82,7 +82,7 @@ def differences(directory: Path, saved: Mapping[str, Any], container: Mapping[st
     there, asked = noted or data_marks(saved), data_marks(container)
     before, now = essential(saved, there), essential(container, asked)
     unknown = there.keys() ^ asked.keys() | {
-        key for key, (then, now) in codes(noted, container).items() if alike(then, now)
+        key for key, (then, now) in codes(noted, container).items() if same_class(then, now)
     }
     return [
         f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
@@ -96,7 +96,7 @@ def codes(noted: Mapping[str, str], container: Mapping[str, Any]) -> dict[str, t
     return {key: (noted[key], mark) for key, mark in code_marks(container).items() if key in noted}
 
 
-def alike(then: str, now: str) -> bool:
+def same_class(then: str, now: str) -> bool:
     """Return whether two marks are of the same class, whatever its code."""
     return then.partition(CODE)[0] == now.partition(CODE)[0]
 
@@ -107,7 +107,7 @@ def changed_code(directory: Path, container: Mapping[str, Any]) -> dict[str, tup
     return {
         key: (then, now)
         for key, (then, now) in found.items()
-        if alike(then, now) and checksums(then)[-1] != checksums(now)[-1]
+        if same_class(then, now) and checksums(then)[-1] != checksums(now)[-1]
     }
 
 

@@ -81,7 +81,7 @@ def with_latest_code(runs: list[RunDirectory]) -> list[RunDirectory]:
     latest = {frozenset(run.overrides): run.directory for run in sorted(own, key=code_and_time)}
     others = {run.directory for run in own if latest[frozenset(run.overrides)] != run.directory}
     if others:
-        log.warning("%d runs with other code of your own classes are left out", len(others))
+        log.warning("runs left out, since the code of your own classes was another one: %d", len(others))
     return [run for run in runs if run.directory not in others]
 
 
